@@ -1,0 +1,159 @@
+"""Products with quantized weights: in the native kernels where they were built, else in numpy.
+
+Each operation has its plain reading in numpy here (`reference_…`). For int8 both give the same
+bits; for float8 both keep within docs/numerics.md's bound.
+"""
+
+from typing import Any
+
+import numpy as np
+import policy_kernels
+
+from ._ops import Array, numpy_dtype
+from ._quantize import quantize
+
+MAX_CONTRACTION = 131_072
+"""So many int8 products always fit an int32 sum; longer ones are added in float32."""
+
+OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
+
+
+def kernel_table() -> tuple[tuple[str, str, str], ...]:
+    """Gives for each operation the kernel that runs, and what to know about it, for a LayerSpec."""
+    rows = [("float", "numpy", ""), ("rows_s8", "rows_s8_numpy", ""), ("rows_f8", "rows_f8_numpy", "")]
+    for operation in OPERATIONS:
+        if policy_kernels.available():
+            name = policy_kernels.kernel_name(operation)
+            note = "smaller, not faster: the scalar kernel runs" if name.endswith("scalar") else ""
+        else:
+            name = f"{operation}_numpy"
+            note = f"smaller, not faster: no native kernels ({policy_kernels.build_info().reason})"
+        rows.append((operation, name, note))
+    return tuple(rows)
+
+
+def linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+    """Gives `x @ (codes * scale).T + bias` with the rows of `x` quantized on the way.
+
+    Args:
+        x: float32 of shape (m, k).
+        codes: int8 of shape (n, k).
+        scale: float32 of shape (n,).
+        bias: float32 of shape (n,), or None.
+
+    Returns:
+        float32 of shape (m, n). A row of `x` with a NaN or an infinity gives a row of NaN.
+    """
+    if policy_kernels.available():
+        return policy_kernels.linear_s8(x, codes, scale, bias)
+    return reference_linear_s8(x, codes, scale, bias)
+
+
+def reference_linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+    """`linear_s8` in numpy, to the same bits."""
+    x_codes, x_scale = quantize(x, "int8", (1,))
+    total = np.zeros((x.shape[0], codes.shape[0]), np.float32)
+    for start in range(0, x.shape[1], MAX_CONTRACTION):
+        part = slice(start, start + MAX_CONTRACTION)
+        # Every partial sum is an integer below 2**53, so float64 products are exact, and BLAS
+        # is a hundred times faster than numpy's loop over integers.
+        exact = x_codes[:, part].astype(np.float64) @ codes[:, part].T.astype(np.float64)
+        total += exact.astype(np.float32)
+    return _scaled(total, x_scale * scale, bias)
+
+
+def linear_s8w(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+    """Gives `(x @ codes.T) * scale + bias`; arguments and result as for `linear_s8`."""
+    if policy_kernels.available():
+        return policy_kernels.linear_s8w(x, codes, scale, bias)
+    return reference_weight_only(x, codes, scale, bias)
+
+
+def linear_f8w(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+    """Gives `(x @ codes.T) * scale + bias` for codes of a float8 dtype; else as `linear_s8`."""
+    if policy_kernels.available():
+        return policy_kernels.linear_f8w(x, codes.view(np.uint8), scale, codes.dtype.name, bias)
+    return reference_weight_only(x, codes, scale, bias)
+
+
+def reference_weight_only(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+    """`linear_s8w` and `linear_f8w` in numpy, summed in float64."""
+    return _scaled(_product(x, codes), scale, bias)
+
+
+def linear_f8(
+    x_codes: Array, x_scale: Array, codes: Array, scale: Array, bias: Array | None
+) -> Array:
+    """Gives `(x_codes @ codes.T) * (x_scale * scale) + bias`.
+
+    Args:
+        x_codes: A float8 dtype, of shape (m, k).
+        x_scale: float32 of shape (m,), or () for one scale of the tensor.
+        codes: A float8 dtype, of shape (n, k).
+        scale: float32 of shape (n,), or ().
+        bias: float32 of shape (n,), or None.
+
+    Returns:
+        float32 of shape (m, n).
+    """
+    if policy_kernels.available():
+        formats = (x_codes.dtype.name, codes.dtype.name)
+        x_bits, bits = x_codes.view(np.uint8), codes.view(np.uint8)
+        return policy_kernels.linear_f8(x_bits, x_scale, formats[0], bits, scale, formats[1], bias)
+    return reference_linear_f8(x_codes, x_scale, codes, scale, bias)
+
+
+def reference_linear_f8(
+    x_codes: Array, x_scale: Array, codes: Array, scale: Array, bias: Array | None
+) -> Array:
+    """`linear_f8` in numpy, summed in float64."""
+    rows = x_scale if x_scale.ndim == 0 else x_scale[:, None]
+    return _scaled(_product(x_codes, codes), rows * scale, bias)
+
+
+def product(x: Array, weight: Array) -> Array:
+    """Gives `x @ weight.T` for floats: 16-bit ones are summed in float32 and rounded once."""
+    if x.dtype.itemsize > 2 and weight.dtype.itemsize > 2:
+        return x @ weight.T
+    total: Array = x.astype(np.float32) @ weight.T.astype(np.float32)
+    return total
+
+
+def as_bias(bias: Array | None) -> Array | None:
+    """Gives a bias in float32, in which it is added whatever the policy."""
+    return None if bias is None else bias.astype(np.float32, copy=False)
+
+
+def _product(x: Array, codes: Array) -> Array:
+    """Sums in float64 and rounds once: closer than any float32 sum can be."""
+    with np.errstate(invalid="ignore"):
+        exact: Array = x.astype(np.float64) @ codes.T.astype(np.float64)
+    return exact.astype(np.float32)
+
+
+def _scaled(total: Array, scale: Array, bias: Array | None) -> Array:
+    """Scales, then adds the bias, each rounded to float32 by itself."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        y: Array = total * scale
+        return y if bias is None else y + bias
+
+
+def rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
+    """Gives the dequantized rows of an embedding.
+
+    Args:
+        codes: Codes of shape (rows, width).
+        scale: float32 of shape (rows, 1).
+        ids: Integers of any shape, at least 0 and less than `rows`.
+        dtype: The canonical dtype name of the result.
+    """
+    values: Array = codes[ids].astype(np.float32) * scale[ids]
+    return values.astype(numpy_dtype(dtype))
+
+
+def check_last_axis(x: Any, expected: int) -> None:
+    """Raises ValueError unless the last axis of `x` has the expected size."""
+    if np.ndim(x) == 0 or x.shape[-1] != expected:
+        raise ValueError(
+            f"Expected an input of shape (..., {expected}). Received shape {np.shape(x)}."
+        )

@@ -1,0 +1,59 @@
+"""Dtype policies for any model: one string says how its layers store, compute and quantize."""
+
+from ._backend import available_backends as available_backends
+from ._backend import backend as backend
+from ._casting import convert_input as convert_input
+from ._checkpoint import load as load
+from ._checkpoint import save as save
+from ._policies import AWQDTypePolicy as AWQDTypePolicy
+from ._policies import DTypePolicy as DTypePolicy
+from ._policies import FloatDTypePolicy as FloatDTypePolicy
+from ._policies import GPTQDTypePolicy as GPTQDTypePolicy
+from ._policies import Int4DTypePolicy as Int4DTypePolicy
+from ._policies import QuantizedDTypePolicy as QuantizedDTypePolicy
+from ._policies import QuantizedFloat8DTypePolicy as QuantizedFloat8DTypePolicy
+from ._policies import TernaryDTypePolicy as TernaryDTypePolicy
+from ._policy_map import DTypePolicyMap as DTypePolicyMap
+from ._registry import custom_object_scope as custom_object_scope
+from ._registry import register_serializable as register_serializable
+from ._report import Report as Report
+from ._report import report as report
+from ._serialization import deserialize as deserialize
+from ._serialization import get as get
+from ._serialization import serialize as serialize
+from ._state import dtype_policy as dtype_policy
+from ._state import policy_scope as policy_scope
+from ._state import set_dtype_policy as set_dtype_policy
+from ._wrap import freeze as freeze
+from ._wrap import unwrap as unwrap
+from ._wrap import wrap as wrap
+
+__all__ = [
+    "AWQDTypePolicy",
+    "DTypePolicy",
+    "DTypePolicyMap",
+    "FloatDTypePolicy",
+    "GPTQDTypePolicy",
+    "Int4DTypePolicy",
+    "QuantizedDTypePolicy",
+    "QuantizedFloat8DTypePolicy",
+    "Report",
+    "TernaryDTypePolicy",
+    "available_backends",
+    "backend",
+    "convert_input",
+    "custom_object_scope",
+    "deserialize",
+    "dtype_policy",
+    "freeze",
+    "get",
+    "load",
+    "policy_scope",
+    "register_serializable",
+    "report",
+    "save",
+    "serialize",
+    "set_dtype_policy",
+    "unwrap",
+    "wrap",
+]

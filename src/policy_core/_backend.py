@@ -1,0 +1,254 @@
+"""Backends: what an adapter must offer, how adapters are found, and which one serves what."""
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+from ._dtypes import did_you_mean, shorten
+from .errors import BackendError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ._plan import LayerSpec, Plan
+
+GROUP = "policy_core.backends"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapping:
+    """What an earlier `wrap` left at a layer.
+
+    Attributes:
+        plan: What was decided for it.
+        bytes_before: What its float tensors took; 0 for those counted at another layer.
+    """
+
+    plan: "Plan"
+    bytes_before: int
+
+
+@dataclass(kw_only=True)
+class Site:
+    """One layer of a model, wherever it occurs in it.
+
+    Attributes:
+        paths: All its paths; a layer that is used in several places has several.
+        layer: The framework's object.
+        spec: What the plan needs to know, as if the layer were not wrapped.
+        tensors: Its stored tensors by name, now: the framework's own arrays, not copies.
+        wrapping: What an earlier `wrap` left; None for a plain layer.
+    """
+
+    paths: tuple[str, ...]
+    layer: Any
+    spec: "LayerSpec"
+    tensors: dict[str, Any] = field(default_factory=dict)
+    wrapping: Wrapping | None = None
+
+    @property
+    def path(self) -> str:
+        """The first of its paths."""
+        return self.paths[0]
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One change to one layer, decided and checked.
+
+    Attributes:
+        site: The layer.
+        wrapping: What it shall have; None leaves it plain.
+        floats: Float tensors, those of `site.spec.tensors`, that take the place of the layer's
+            own first; None to use its own.
+        stored: Tensors in their final form, those of `wrapping.plan.storage`; None to make them.
+    """
+
+    site: Site
+    wrapping: Wrapping | None
+    floats: "dict[str, np.ndarray] | None" = None
+    stored: "dict[str, np.ndarray] | None" = None
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What an adapter offers. `policy_core.testing` has the suite that it must pass.
+
+    Attributes:
+        name: The name of its entry point, its extra, and its value in `POLICY_BACKEND`.
+    """
+
+    name: str
+
+    def is_tensor_type(self, kind: type) -> bool:
+        """Says whether objects of a type are tensors of this framework."""
+
+    def convert_input(self, x: Any, dtype: str | None) -> Any:
+        """Gives a tensor, or a numpy array as a tensor, cast to `dtype` if it is a float of at
+        least 16 bits; None casts nothing. What needs no change is given back itself."""
+
+    def to_numpy(self, x: Any) -> "np.ndarray":
+        """Gives a tensor as a numpy array, bit for bit (with ml_dtypes' dtypes)."""
+
+    def from_numpy(self, x: "np.ndarray") -> Any:
+        """Gives a numpy array as a tensor, bit for bit."""
+
+    def storage_key(self, x: Any) -> object:
+        """Gives what two tensors have in common exactly if they are the same storage."""
+
+    def quantize(self, x: Any, dtype: str, axes: tuple[int, ...]) -> tuple[Any, Any]:
+        """Gives codes and float32 scales, as `policy_core._scaling.quantize`."""
+
+    def dequantize(self, codes: Any, scale: Any, dtype: str = "float32") -> Any:
+        """Gives `codes * scale` in `dtype`."""
+
+    def walk(self, model: Any) -> list[Site]:
+        """Gives every leaf layer of a model once, in order; changes nothing."""
+
+    def validate(self, step: Step) -> None:
+        """Raises ValueError for what would make `apply` fail; changes nothing."""
+
+    def apply(self, model: Any, steps: Sequence[Step]) -> Any:
+        """Wraps, or wraps anew, one layer after the other, freeing each float weight at once.
+
+        Returns the model: the same object where the framework's models are mutable.
+        """
+
+    def unwrap(self, model: Any, sites: Sequence[Site]) -> Any:
+        """Makes layers plain again, dequantized where the float weight is gone."""
+
+
+# Where a framework's classes come from, when it is not the backend's own name.
+_ROOTS = {
+    "numpy": "numpy",
+    "ml_dtypes": "numpy",
+    "jaxlib": "jax",
+    "flax": "jax",
+    "equinox": "jax",
+    "policy_numpy": "numpy",
+    "policy_torch": "torch",
+    "policy_jax": "jax",
+    "policy_tensorflow": "tensorflow",
+}
+
+
+@functools.cache
+def _entry_points() -> dict[str, Any]:
+    from importlib.metadata import entry_points  # 20 ms that a plain import does not need
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+@functools.cache
+def _load(name: str) -> Backend:
+    point = _entry_points()[name]
+    try:
+        loaded = point.load()
+    except ImportError as error:
+        raise BackendError(
+            f"Backend {name!r} cannot be loaded: {error}. Install its framework with "
+            f"`pip install 'policy-core[{name}]'`."
+        ) from error
+    if not isinstance(loaded, Backend):
+        raise BackendError(
+            f"The entry point {name!r} of {GROUP!r} gives {shorten(loaded)}, which is no Backend."
+        )
+    return loaded
+
+
+def available_backends() -> list[str]:
+    """Gives the names of the backends whose framework is installed, without importing any.
+
+    >>> "numpy" in available_backends()
+    True
+    """
+    from importlib.util import find_spec
+
+    return sorted(name for name in _entry_points() if find_spec(name) is not None)
+
+
+def backend(name: str | None = None) -> Backend:
+    """Gives a backend.
+
+    Args:
+        name: Its name; None takes the environment variable `POLICY_BACKEND`, else `"numpy"`.
+
+    Raises:
+        TypeError: `name` is not a string.
+        BackendError: There is no such backend, or its framework is not installed.
+
+    >>> backend("numpy").name
+    'numpy'
+    """
+    if not isinstance(name, str | None):
+        raise TypeError(f"A backend's name must be a string. Received: {shorten(name)}")
+    return _find(name, "name") if name else _find(os.environ.get("POLICY_BACKEND"))
+
+
+@functools.lru_cache
+def _find(chosen: str | None, said: str = "POLICY_BACKEND") -> Backend:
+    try:
+        return _load(chosen or "numpy")
+    except KeyError:
+        registered = sorted(_entry_points())
+        raise BackendError(
+            f"{said}={chosen!r} is not a registered backend. Registered: {', '.join(registered)}; "
+            f"installed: {', '.join(available_backends())}. The extras of policy-core install "
+            f"frameworks: `pip install 'policy-core[torch]'`, `[jax]`, `[tensorflow]`"
+            f"{did_you_mean(chosen, registered)}"
+        ) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _framework(kind: type) -> str | None:
+    """Gives the backend's name for a type, from where it and its bases are defined."""
+    points = _entry_points()
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
+        name = _ROOTS.get(root, root)
+        if name in points:
+            return name
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _own_tensor_backend(kind: type) -> Backend | None:
+    name = _framework(kind)
+    if name is None:
+        return None
+    owner = _load(name)
+    return owner if owner.is_tensor_type(kind) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes_any_backend(kind: type) -> bool:
+    owner = _own_tensor_backend(kind)
+    return owner is not None and owner.name == "numpy"
+
+
+def tensor_backend(kind: type) -> Backend | None:
+    """Gives the backend that handles tensors of a type; None if they are no tensors.
+
+    numpy's arrays belong to no framework: the chosen backend takes them.
+    """
+    if _takes_any_backend(kind):
+        # Read at each call, so that a change of the environment is never overlooked: 0.5 µs.
+        return _find(os.environ.get("POLICY_BACKEND"))
+    return _own_tensor_backend(kind)
+
+
+def model_backend(model: Any) -> Backend:
+    """Gives the backend that serves a model.
+
+    Raises:
+        TypeError: No installed backend serves objects of its type.
+    """
+    name = _framework(type(model))
+    if name is not None and _own_tensor_backend(type(model)) is None:
+        return cast("Backend", _load(name))
+    raise TypeError(
+        f"Expected a model of an installed framework ({', '.join(available_backends())}). "
+        f"Received: {shorten(model)} of type {type(model)}"
+    )
