@@ -8,6 +8,7 @@ needs `pip install 'policy-core[demo]'` and takes about ten seconds on two cores
 import sys
 
 import numpy as np
+
 import policy_core as pc
 from policy_numpy.digits import load_images, new_model
 

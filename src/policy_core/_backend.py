@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ._dtypes import did_you_mean, shorten
 from .errors import BackendError
@@ -86,8 +86,11 @@ class Backend(Protocol):
         """Says whether objects of a type are tensors of this framework."""
 
     def convert_input(self, x: Any, dtype: str | None) -> Any:
-        """Gives a tensor, or a numpy array as a tensor, cast to `dtype` if it is a float of at
-        least 16 bits; None casts nothing. What needs no change is given back itself."""
+        """Gives a tensor, or a numpy array as a tensor, cast to `dtype`.
+
+        Only floats of at least 16 bits are cast; None casts nothing. What needs no change is given
+        back itself.
+        """
 
     def to_numpy(self, x: Any) -> "np.ndarray":
         """Gives a tensor as a numpy array, bit for bit (with ml_dtypes' dtypes)."""
@@ -132,6 +135,8 @@ _ROOTS = {
     "policy_jax": "jax",
     "policy_tensorflow": "tensorflow",
 }
+# Their tensors must not pass as if they were plain objects when their backend is missing.
+_FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "tensorflow"})
 
 
 @functools.cache
@@ -195,8 +200,8 @@ def _find(chosen: str | None, said: str = "POLICY_BACKEND") -> Backend:
         registered = sorted(_entry_points())
         raise BackendError(
             f"{said}={chosen!r} is not a registered backend. Registered: {', '.join(registered)}; "
-            f"installed: {', '.join(available_backends())}. The extras of policy-core install "
-            f"frameworks: `pip install 'policy-core[torch]'`, `[jax]`, `[tensorflow]`"
+            f"installed: {', '.join(available_backends())}. `pip install 'policy-core[NAME]'` "
+            "installs the framework of a registered one"
             f"{did_you_mean(chosen, registered)}"
         ) from None
 
@@ -217,6 +222,12 @@ def _framework(kind: type) -> str | None:
 def _own_tensor_backend(kind: type) -> Backend | None:
     name = _framework(kind)
     if name is None:
+        root = kind.__module__.partition(".")[0]
+        if root in _FRAMEWORKS and hasattr(kind, "__array__") and hasattr(kind, "dtype"):
+            raise BackendError(
+                f"A {kind.__module__}.{kind.__qualname__} is a tensor, but no backend for it is "
+                f"registered. Registered: {', '.join(sorted(_entry_points()))}."
+            )
         return None
     owner = _load(name)
     return owner if owner.is_tensor_type(kind) else None
@@ -245,10 +256,11 @@ def model_backend(model: Any) -> Backend:
     Raises:
         TypeError: No installed backend serves objects of its type.
     """
-    name = _framework(type(model))
-    if name is not None and _own_tensor_backend(type(model)) is None:
-        return cast("Backend", _load(name))
+    kind: type = type(model)
+    name = _framework(kind)
+    if name is not None and _own_tensor_backend(kind) is None:
+        return _load(name)
     raise TypeError(
         f"Expected a model of an installed framework ({', '.join(available_backends())}). "
-        f"Received: {shorten(model)} of type {type(model)}"
+        f"Received: {shorten(model)} of type {kind}"
     )

@@ -19,6 +19,7 @@ from ._backend import Site, Step, Wrapping, model_backend
 from ._dtypes import did_you_mean, is_castable_float, shorten, standardize_dtype
 from ._plan import Plan, TensorSpec, plan
 from ._policies import DTypePolicy
+from ._policy_map import DTypePolicyMap
 from ._serialization import MAX_NODES, get, serialize
 from ._wrap import float_bytes, walk
 from .errors import CheckpointError
@@ -157,7 +158,7 @@ def _read(path: Path) -> "tuple[dict[str, np.ndarray], dict[str, Any]]":
         with safe_open(path, framework="np") as opened:
             metadata = opened.metadata() or {}
         content = path.read_bytes()
-        stored = deserialize(content)
+        stored = deserialize(content)  # type: ignore[no-untyped-call]  # a Rust function
     except SafetensorError as error:
         raise CheckpointError(f"{str(path)!r} is not a whole safetensors file: {error}") from error
     header = _header(path, metadata.get("policy_core"))
@@ -181,7 +182,9 @@ def _header(path: Path, text: str | None) -> dict[str, Any]:
     if text is None:
         return {"version": VERSION, "layers": {}, "tied": {}}
     if len(text) > 100 * MAX_NODES:
-        raise CheckpointError(f"The metadata of {str(path)!r} is too large: {len(text)} characters.")
+        raise CheckpointError(
+            f"The metadata of {str(path)!r} is too large: {len(text)} characters."
+        )
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -194,7 +197,9 @@ def _header(path: Path, text: str | None) -> dict[str, Any]:
             f"{VERSION}. Install a newer one."
         )
     for field in sorted(map(str, header.keys() - {"version", "layers", "tied"})):
-        warnings.warn(f"Field {field!r} in the metadata of {str(path)!r} is not known.", stacklevel=4)
+        warnings.warn(
+            f"Field {field!r} in the metadata of {str(path)!r} is not known.", stacklevel=4
+        )
     layers, tied = header.get("layers", {}), header.get("tied", {})
     if not isinstance(layers, dict) or not all(isinstance(v, dict) for v in layers.values()):
         raise CheckpointError(f"'layers' must map paths to objects. Got: {shorten(layers)}")
@@ -226,16 +231,27 @@ def _decide(
     if asked is not None and (current is None or asked == current.asked):
         made = plan(asked, site.spec, bool(entry and entry.get("frozen", False)))
     wrapping = None if made is None else Wrapping(plan=made, bytes_before=bytes_before)
-    if made is not None and _is_stored_form(made, own):
-        return Step(site=site, wrapping=wrapping, stored=_fit(site, made.storage, own))
-    return Step(site=site, wrapping=wrapping, floats=_fit(site, site.spec.tensors, own))
+    if made is None or _is_float_form(made, site, own):
+        return Step(site=site, wrapping=wrapping, floats=_fit(site, site.spec.tensors, own))
+    stored = _fit(site, made.storage, own)
+    for name, array in stored.items():
+        _check_state(_join(site.path, name), array)
+    return Step(site=site, wrapping=wrapping, stored=stored)
 
 
-def _is_stored_form(made: Plan, own: "dict[str, np.ndarray]") -> bool:
-    if {tensor.name for tensor in made.storage} != own.keys():
-        return False
-    weight = own.get("weight")
-    return weight is None or not made.quantized or _holds_codes(weight) is not made.trainable
+def _is_float_form(made: Plan, site: Site, own: "dict[str, np.ndarray]") -> bool:
+    """Says whether the file has the plain tensors of a layer that the plan quantizes."""
+    names = {tensor.name for tensor in site.spec.tensors}
+    return made.quantized and own.keys() == names and not _holds_codes(own["weight"])
+
+
+def _check_state(name: str, array: "np.ndarray") -> None:
+    import numpy as np
+
+    if name.endswith("_scale") and not (np.isfinite(array) & (array > 0)).all():
+        raise CheckpointError(f"{name!r} must be positive and finite.")
+    if name.endswith("_amax_history") and not (np.isfinite(array) & (array >= 0)).all():
+        raise CheckpointError(f"{name!r} must be finite and not negative.")
 
 
 def _holds_codes(array: "np.ndarray") -> bool:
@@ -244,9 +260,12 @@ def _holds_codes(array: "np.ndarray") -> bool:
 
 def _policy(site: Site, entry: dict[str, Any]) -> DTypePolicy:
     try:
-        return get(entry.get("policy"))
+        policy = get(entry.get("policy"))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"The policy of {site.path!r} cannot be read: {error}") from error
+    if isinstance(policy, DTypePolicyMap):
+        raise CheckpointError(f"The policy of {site.path!r} is a map, and a layer has one policy.")
+    return policy
 
 
 def _fit(
@@ -279,4 +298,3 @@ def _fit(
             array if same else array.astype(np.dtype(getattr(ml_dtypes, name, name)))
         )
     return taken
-

@@ -25,8 +25,8 @@ def as_numpy_dtype(name: str) -> "np.dtype[Any]":
 
 def bits(array: Any) -> "np.ndarray":
     """Gives an array's bytes, so that NaN equals NaN and -0 differs from 0."""
-    array = np.asarray(array, order="C")
-    return array.reshape(-1).view(np.uint8)
+    flat: np.ndarray = np.asarray(array, order="C").reshape(-1)
+    return flat.view(np.uint8)
 
 
 def same_bits(left: Any, right: Any) -> bool:
@@ -40,9 +40,11 @@ def hard_arrays() -> "list[Any]":
     """Gives pytest parameters: float arrays on which quantizers are known to fail."""
     generator = np.random.default_rng(0)
     normal = generator.standard_normal((5, 33), np.float32)
-    rows = normal * np.float32([[1e-3], [1], [1000], [1e4], [0]])
-    tiny = np.float32([[1e-40, 0], [1e-38, 1e-39], [1e-30, -1e-31], [0, 0]])
-    ties = np.float32([[0.5, 1.5, 2.5, -0.5, -1.5, 127], [-127, 126.5, 0.4999, 63.5, 64.5, 1]])
+    rows = normal * np.array([[1e-3], [1], [1000], [1e4], [0]], np.float32)
+    tiny = np.array([[1e-40, 0], [1e-38, 1e-39], [1e-30, -1e-31], [0, 0]], np.float32)
+    ties = np.array(
+        [[0.5, 1.5, 2.5, -0.5, -1.5, 127], [-127, 126.5, 0.4999, 63.5, 64.5, 1]], np.float32
+    )
     bad = normal.copy()
     bad[1, 3], bad[2, 0], bad[3, 32] = np.nan, np.inf, -np.inf
     cases = {
@@ -52,12 +54,12 @@ def hard_arrays() -> "list[Any]":
         "ties": ties,
         "not-finite": bad,
         "zeros": np.zeros((3, 4), np.float32),
-        "float16-small": np.float16([[0, 0, 1e-4, 1e-4], [0, 0, 0, 0]]),
-        "float16-large": np.float16([[6e4, -6.5e4, 1, 0]]),
+        "float16-small": np.array([[0, 0, 1e-4, 1e-4], [0, 0, 0, 0]], np.float16),
+        "float16-large": np.array([[6e4, -6.5e4, 1, 0]], np.float16),
         "bfloat16": normal.astype(ml_dtypes.bfloat16),
         "no-rows": np.zeros((0, 4), np.float32),
         "no-columns": np.zeros((4, 0), np.float32),
-        "one": np.float32([[3.0]]),
+        "one": np.array([[3.0]], np.float32),
     }
     return [pytest.param(array, id=name) for name, array in cases.items()]
 

@@ -1,5 +1,6 @@
 """Names and facts of dtypes, and `standardize_dtype`, which turns anything into such a name."""
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -66,6 +67,14 @@ DTYPES: dict[str, DType] = {
 # One answer for Python's own types in every framework; Keras's depends on its backend.
 _PYTHON_TYPES = {bool: "bool", int: "int32", float: "float32", complex: "complex64", str: "string"}
 _PYTHON_NAMES = {"int": "int32", "float": "float32"}
+# Scalar types whose own name is not that of their dtype, in numpy 1 or 2.
+_NUMPY_NAMES = {
+    "bool_": "bool",
+    "str_": "string",
+    "bytes_": "string",
+    "longlong": "int64",
+    "ulonglong": "uint64",
+}
 _PREFIXES = ("torch.", "jax.numpy.", "jnp.", "numpy.", "np.", "tf.", "ml_dtypes.")
 _FRAMEWORKS = frozenset({"numpy", "ml_dtypes", "torch", "jax", "jaxlib", "tensorflow"})
 
@@ -89,7 +98,7 @@ def standardize_dtype(dtype: Any) -> str:
     """
     name = _name_of(dtype)
     if name in DTYPES:
-        return name
+        return DTYPES[name].name  # plain text, also where a numpy.str_ came
     raise ValueError(
         f"Invalid dtype: {shorten(dtype)}. Expected the name of a dtype, such as "
         f"'float32' or 'bfloat16', or a dtype of an installed framework{did_you_mean(name, DTYPES)}"
@@ -114,7 +123,11 @@ def _name_of(dtype: Any) -> str:
     if getattr(dtype, "kind", None) in ("U", "S", "T"):  # numpy's strings of any width
         return "string"
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
-    return name if isinstance(name, str) else str(dtype).rpartition("torch.")[2]
+    if isinstance(name, str):
+        return _NUMPY_NAMES.get(name, name)
+    # A torch.dtype has no name. An array has none either, and its text could be anything.
+    prefix, _, rest = str(dtype).rpartition("torch.")
+    return rest if module == "torch" and not prefix else ""
 
 
 def is_float(name: str) -> bool:
@@ -134,7 +147,10 @@ def is_castable_float(name: str) -> bool:
 
 def shorten(value: object) -> str:
     """Gives `repr(value)`, cut to a length that fits an error message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # a repr that fails (nested too deep, foreign) must not hide the error
+        return f"<{type(value).__name__} object>"
     return text if len(text) <= 200 else f"{text[:120]}… ({len(text)} characters)"
 
 
@@ -155,9 +171,14 @@ def is_integer(value: object) -> bool:
     >>> is_integer(3), is_integer(True), is_integer(3.0)
     (True, False, False)
     """
-    return hasattr(value, "__index__") and not isinstance(value, bool) and not _is_numpy_bool(value)
+    if isinstance(value, bool) or _is_numpy_bool(value):
+        return False
+    try:
+        operator.index(value)  # type: ignore[arg-type]  # it answers for any object
+    except TypeError:  # arrays of floats and classes have __index__ too
+        return False
+    return True
 
 
 def _is_numpy_bool(value: object) -> bool:
     return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
-

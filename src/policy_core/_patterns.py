@@ -1,9 +1,8 @@
 """Path patterns: Python's regular expressions, matched in bounded time whatever the pattern.
 
-A pattern may come from a file, and Python's matcher takes exponential time for some. Where it
-provably takes few steps it is used. Elsewhere the pattern is matched here, by following the set
-of positions that each part of it can reach, in time proportional to the pattern's length times
-the square of the path's. Both answer the same question, `re.fullmatch(pattern, path)`.
+A pattern may come from a file, and Python's matcher takes exponential time, or all memory, for
+some. Where it provably takes few steps it is used, elsewhere `_position_sets.py`. Both answer
+the same question, `re.fullmatch(pattern, path)`.
 """
 
 import functools
@@ -11,25 +10,18 @@ import re
 from collections.abc import Callable
 from re import _constants as sre  # type: ignore[attr-defined]  # re's own parse tree
 from re import _parser  # type: ignore[attr-defined]
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._dtypes import shorten
+from ._position_sets import Ends, UnboundedError, follow, sequence
 
 MAX_PATTERN = 1000
 """Longest pattern, in characters."""
 MAX_PATH = 1000
 """Longest path, in characters."""
-_MAX_STEPS = 1_000_000
 
-
-class _Run(NamedTuple):
-    """One match of one path: what each part reaches from each position, computed once."""
-
-    path: str
-    known: dict[tuple[int, int], frozenset[int]]
-
-
-_Ends = Callable[[_Run, int], frozenset[int]]
+# Under 10 ms on one core of 2 GHz, for the slowest patterns of the tests.
+_MAX_STEPS = 500_000
 
 
 @functools.lru_cache(maxsize=4096)
@@ -41,11 +33,11 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
 
     Returns:
         A function of a path of at most 1,000 characters; it raises ValueError for a longer one,
-        and where the pattern would take too long on this path and has flags or back references.
+        and where the pattern would take too long on this path.
 
     Raises:
-        ValueError: The pattern is too long, malformed, or nests repeats around what cannot be
-            matched in bounded time (back references, conditionals, look-behind, inline flags).
+        ValueError: The pattern is too long, malformed, or would take too long on every path
+            because of what can be matched only by trying (flags, back references, look-behind).
 
     >>> matches = compile_pattern("encoder/.*")
     >>> matches("encoder/0/dense"), matches("my_encoder/0")
@@ -55,197 +47,88 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
         raise ValueError(
             f"A pattern may have {MAX_PATTERN} characters; {shorten(pattern)} is longer."
         )
+
+    def too_complex(reason: str) -> ValueError:
+        return ValueError(
+            f"Pattern {shorten(pattern)} could take unbounded time, because of its {reason}. "
+            "Write it with fewer or simpler repeats, or without that."
+        )
+
+    ends: Ends | None = None
+    reason = "flags"
     try:
         tree = _parser.parse(pattern)
         compiled = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        longest = _longest_for_re(tree)
+        if not compiled.flags & ~re.UNICODE:
+            ends = sequence(tree)
+    except UnboundedError as error:
+        reason = str(error)
+    except (re.error, OverflowError) as error:
         raise ValueError(f"{shorten(pattern)} is not a valid pattern: {error}") from None
-    choices = _count_choices(tree)
-    ends: _Ends | None = None
-    reason = "flags"
-    if not compiled.flags & ~re.UNICODE:
-        try:
-            ends = _sequence(tree)
-        except _UnboundedError as error:
-            reason = str(error)
-    too_complex = (
-        f"Pattern {shorten(pattern)} could take unbounded time, because of its {reason}. Write "
-        "it with fewer or simpler repeats, or without that."
-    )
-    if choices is None and ends is None:
-        raise ValueError(too_complex)
+    except RecursionError:
+        raise too_complex("nesting") from None
+    if ends is None and longest < 0:
+        raise too_complex(reason)
 
     def matches(path: str) -> bool:
         if len(path) > MAX_PATH:
             raise ValueError(f"A path may have {MAX_PATH} characters; {shorten(path)} is longer.")
-        # Backtracking over c choices, none inside another, takes at most n**c steps.
-        if choices is not None and max(len(path), 2) ** choices <= _MAX_STEPS:
+        if len(path) <= longest:
             return compiled.fullmatch(path) is not None
         if ends is None:
-            raise ValueError(too_complex)
-        return len(path) in ends(_Run(path, {}), 0)
+            raise too_complex(reason)
+        try:
+            return follow(ends, path)
+        except (UnboundedError, RecursionError):
+            raise too_complex("nested repeats") from None
 
     return matches
 
 
-class _UnboundedError(Exception):
-    """The construct cannot be followed by sets of positions."""
-
-
-def _count_choices(tree: Any, in_repeat: bool = False) -> int | None:
-    """Counts the places where backtracking can choose; None if one lies inside a repeat."""
-    total = 0
-    for op, argument in tree:
-        bodies: list[Any] = []
-        repeats = False
-        if op in _REPEATS:
-            low, high, body = argument
-            repeats = high > 1
-            total += low != high
-            bodies = [body]
-        elif op is sre.SUBPATTERN:
-            bodies = [argument[-1]]
-        elif op is sre.BRANCH:
-            total += 1
-            bodies = argument[1]
-        elif op in (sre.ASSERT, sre.ASSERT_NOT):
-            bodies = [argument[1]]
-        elif op is sre.ATOMIC_GROUP:
-            bodies = [argument]
-        elif op is sre.GROUPREF_EXISTS:
-            return None
-        for body in bodies:
-            inner = _count_choices(body, in_repeat or repeats)
-            if inner is None:
-                return None
-            total += inner
-    return None if in_repeat and total else total
+def _longest_for_re(tree: Any) -> int:
+    """Gives the length of path up to which `re` takes few steps; -1 if there is none."""
+    for length in (MAX_PATH, 300, 100, 30):
+        if _effort(tree, length)[1] <= _MAX_STEPS:
+            return length
+    return -1
 
 
 _REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
+_MANY = float("inf")
 
 
-def _sequence(nodes: Any) -> _Ends:
-    parts = [_node(op, argument) for op, argument in nodes]
-
-    def ends(run: _Run, start: int) -> frozenset[int]:
-        reached = frozenset((start,))
-        for part in parts:
-            reached = frozenset(end for position in reached for end in part(run, position))
-            if not reached:
-                break
-        return reached
-
-    return _once(ends)
+def _effort(nodes: Any, length: int) -> tuple[float, float]:
+    """Bounds the ways in which `re` can get past some nodes, and its steps for all of them."""
+    ways, steps = 1.0, 1.0
+    for op, argument in nodes:
+        more_ways, more_steps = _effort_of(op, argument, length)
+        # All that follows a choice is tried anew for each of its ways.
+        steps += ways * more_steps
+        ways *= more_ways
+    return ways, steps
 
 
-def _once(ends: _Ends) -> _Ends:
-    """Computes each position once in a run: this is what bounds the time."""
-
-    def remembered(run: _Run, start: int) -> frozenset[int]:
-        key = (id(ends), start)
-        if key not in run.known:
-            run.known[key] = ends(run, start)
-        return run.known[key]
-
-    return remembered
-
-
-def _node(op: Any, argument: Any) -> _Ends:
-    if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
-        return _character(_member(op, argument))
-    if op is sre.SUBPATTERN:
-        _, add_flags, del_flags, body = argument
-        if add_flags or del_flags:
-            raise _UnboundedError("inline flags")
-        return _sequence(body)
-    if op is sre.BRANCH:
-        branches = [_sequence(branch) for branch in argument[1]]
-        return lambda run, at: frozenset().union(*(branch(run, at) for branch in branches))
-    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+def _effort_of(op: Any, argument: Any, length: int) -> tuple[float, float]:
+    if op in _REPEATS:
         low, high, body = argument
-        return _repeat(int(low), int(high), _sequence(body))
+        ways, steps = _effort(body, length)
+        if high <= 1:
+            return (ways + (high - low), steps)
+        if ways > 1:  # the ways multiply in each round
+            return (_MANY, _MANY)
+        # A round that consumes nothing is the last, unless fewer than `low` have been.
+        return (1.0 + min(high - low, length), steps * min(high, max(low, length + 1)))
+    if op is sre.SUBPATTERN:
+        return _effort(argument[-1], length)
     if op in (sre.ASSERT, sre.ASSERT_NOT):
-        direction, body = argument
-        if direction < 0:
-            raise _UnboundedError("look-behind")
-        ahead, wanted = _sequence(body), op is sre.ASSERT
-        return lambda run, at: frozenset((at,) if bool(ahead(run, at)) is wanted else ())
-    if op is sre.AT and argument in _ANCHORS:
-        holds = _ANCHORS[argument]
-        return lambda run, at: frozenset((at,) if holds(run.path, at) else ())
-    raise _UnboundedError(str(op).lower())
-
-
-def _character(member: Callable[[str], bool]) -> _Ends:
-    def ends(run: _Run, start: int) -> frozenset[int]:
-        matches = start < len(run.path) and member(run.path[start])
-        return frozenset((start + 1,) if matches else ())
-
-    return ends
-
-
-def _repeat(low: int, high: int, body: _Ends) -> _Ends:
-    def ends(run: _Run, start: int) -> frozenset[int]:
-        # After n+1 rounds over a path of n characters some round consumed nothing, and rounds
-        # that consume nothing can be dropped or repeated: no further round adds a position.
-        enough = len(run.path) + 1
-        reached = frozenset((start,))
-        for _ in range(min(low, enough)):
-            reached = frozenset(end for at in reached for end in body(run, at))
-        result, frontier = set(reached), set(reached)
-        for _ in range(min(high - low, enough)):
-            frontier = {end for at in frontier for end in body(run, at)} - result
-            if not frontier:
-                break
-            result |= frontier
-        return frozenset(result)
-
-    return _once(ends)
-
-
-def _member(op: Any, argument: Any) -> Callable[[str], bool]:
-    """Says which single characters a one-character node takes."""
-    if op is sre.LITERAL:
-        return lambda c: ord(c) == argument
-    if op is sre.NOT_LITERAL:
-        return lambda c: ord(c) != argument
-    if op is sre.ANY:
-        return lambda c: c != "\n"
-    if op is sre.RANGE:
-        return lambda c: bool(argument[0] <= ord(c) <= argument[1])
-    if op is sre.CATEGORY:
-        return _CATEGORIES[argument]
-    negated = argument[0][0] is sre.NEGATE
-    members = [_member(*item) for item in argument[negated:]]
-    return lambda c: any(member(c) for member in members) is not negated
-
-
-def _is_word(c: str) -> bool:
-    return c.isalnum() or c == "_"
-
-
-_CATEGORIES: dict[Any, Callable[[str], bool]] = {
-    sre.CATEGORY_DIGIT: str.isdecimal,
-    sre.CATEGORY_NOT_DIGIT: lambda c: not c.isdecimal(),
-    sre.CATEGORY_SPACE: str.isspace,
-    sre.CATEGORY_NOT_SPACE: lambda c: not c.isspace(),
-    sre.CATEGORY_WORD: _is_word,
-    sre.CATEGORY_NOT_WORD: lambda c: not _is_word(c),
-}
-
-
-def _at_boundary(path: str, at: int) -> bool:
-    before = at > 0 and _is_word(path[at - 1])
-    after = at < len(path) and _is_word(path[at])
-    return before is not after
-
-
-_ANCHORS: dict[Any, Callable[[str, int], bool]] = {
-    sre.AT_BEGINNING: lambda path, at: at == 0,
-    sre.AT_BEGINNING_STRING: lambda path, at: at == 0,
-    sre.AT_END: lambda path, at: at == len(path) or path[at:] == "\n",
-    sre.AT_END_STRING: lambda path, at: at == len(path),
-    sre.AT_BOUNDARY: _at_boundary,
-    sre.AT_NON_BOUNDARY: lambda path, at: bool(path) and not _at_boundary(path, at),
-}
+        return (1.0, _effort(argument[1], length)[1])
+    if op is sre.ATOMIC_GROUP:
+        return (1.0, _effort(argument, length)[1])
+    if op in (sre.BRANCH, sre.GROUPREF_EXISTS):
+        bodies = argument[1] if op is sre.BRANCH else argument[1:]
+        efforts = [_effort(body or (), length) for body in bodies]
+        return (sum(ways for ways, _ in efforts), sum(steps for _, steps in efforts))
+    if op is sre.GROUPREF:
+        return (1.0, 1.0 + length)
+    return (1.0, float(len(argument)) if op is sre.IN else 1.0)

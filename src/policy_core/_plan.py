@@ -179,9 +179,7 @@ def _float_plan(asked: DTypePolicy, policy: DTypePolicy, spec: LayerSpec, note: 
     )
 
 
-def _quantized_plan(
-    policy: DTypePolicy, scheme: Scheme, spec: LayerSpec, frozen: bool
-) -> Plan:
+def _quantized_plan(policy: DTypePolicy, scheme: Scheme, spec: LayerSpec, frozen: bool) -> Plan:
     assert scheme.weight_codes is not None
     whole = tuple(range(len(next(t.shape for t in spec.tensors if t.name == "weight"))))
     scale_axes = whole if scheme.scales == "tensor" else spec.contracted_axes

@@ -122,7 +122,9 @@ class DTypePolicy:
         return (kind, self._name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DTypePolicy) and self._key() == other._key()
+        if not isinstance(other, DTypePolicy):
+            return NotImplemented
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -173,11 +175,11 @@ class QuantizedDTypePolicy(DTypePolicy):
     _mode: Mode
     _source_name: str
 
-    def __new__(cls, mode: str, source_name: str | None = None, **more: Any) -> Self:
+    def __new__(cls, mode: str, source_name: str | None = None, *_: Any, **more: Any) -> Self:
         if cls is not QuantizedDTypePolicy:
             return super().__new__(cls)
         kind = _class_of(parse_mode(_split(mode, source_name)[0]))
-        return super().__new__(kind)  # type: ignore[type-var]  # a subclass of ours, or cls
+        return super().__new__(kind)  # type: ignore[return-value]  # a subclass of ours, or cls
 
     def __init__(self, mode: str, source_name: str | None = None) -> None:
         self._fill_quantized(mode, source_name)

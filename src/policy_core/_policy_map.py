@@ -1,6 +1,6 @@
 """`DTypePolicyMap`: from layer paths to policies."""
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import ItemsView, Iterator, Mapping, MutableMapping
 from typing import Any, Self
 
 from . import _state
@@ -44,7 +44,8 @@ class DTypePolicyMap(DTypePolicy, MutableMapping[str, DTypePolicy]):
 
         if isinstance(default_policy, DTypePolicyMap):
             raise ValueError("`default_policy` cannot be a `DTypePolicyMap`.")
-        if isinstance(policy_map, DTypePolicy) or not isinstance(policy_map, Mapping | None):
+        rules: Any = policy_map  # not all callers are checked
+        if isinstance(rules, DTypePolicy) or not isinstance(rules, Mapping | None):
             raise TypeError(
                 "If specified, `policy_map` must be a dict. "
                 f"Received: policy_map={shorten(policy_map)} of type {type(policy_map)}"
@@ -134,12 +135,12 @@ class DTypePolicyMap(DTypePolicy, MutableMapping[str, DTypePolicy]):
             value = get(policy)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                "Cannot interpret the assigned value. by `policy_core.get`. "
+                "Cannot interpret the assigned value by `policy_core.get`. "
                 f"Received: {shorten(policy)} of type {type(policy)} for key {key!r}: {error}"
             ) from error
         if isinstance(value, DTypePolicyMap):
             raise ValueError(
-                f"Cannot interpret the assigned value. A map cannot hold a map. Key: {key!r}"
+                f"Cannot interpret the assigned value: a map cannot hold a map. Key: {key!r}"
             )
         self._rules[key] = value
 
@@ -155,8 +156,12 @@ class DTypePolicyMap(DTypePolicy, MutableMapping[str, DTypePolicy]):
     def __contains__(self, key: object) -> bool:
         return key in self._rules
 
-    # The mixin's pop and setdefault ask __getitem__ whether a key is there, and that always
-    # answers with a policy.
+    # The mixin's items, pop and setdefault ask __getitem__ whether a key is there, and that
+    # always answers with a policy.
+    def items(self) -> ItemsView[str, DTypePolicy]:
+        """Gives a view of the keys and their policies."""
+        return self._rules.items()
+
     def pop(self, key: str, default: Any = _MISSING) -> Any:
         """Removes a key and gives its policy, or `default`; KeyError without one."""
         return self._rules.pop(key) if default is _MISSING else self._rules.pop(key, default)
@@ -166,6 +171,14 @@ class DTypePolicyMap(DTypePolicy, MutableMapping[str, DTypePolicy]):
         if key not in self._rules:
             self[key] = default
         return self._rules[key]
+
+    def update(self, other: Any = (), /, **more: Any) -> None:
+        """Adds several rules; none, if one of them cannot be added."""
+        added = self.__copy__()
+        for rules in (other, more):
+            for key, policy in dict(rules).items():
+                added[key] = policy
+        self._rules.update(added._rules)
 
     def get_config(self) -> dict[str, Any]:
         """Gives the arguments of the constructor, as JSON types.
@@ -178,8 +191,9 @@ class DTypePolicyMap(DTypePolicy, MutableMapping[str, DTypePolicy]):
         rules = {key: serialize(policy) for key, policy in self._rules.items()}
         if self._default is None:
             for config in rules.values():
-                field = "name" if "name" in config["config"] else "source_name"
-                config["config"][field] = None
+                for field in ("name", "source_name"):
+                    if field in config["config"]:
+                        config["config"][field] = None
         default = None if self._default is None else serialize(self._default)
         return {"default_policy": default, "policy_map": rules}
 

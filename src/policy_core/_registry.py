@@ -3,7 +3,8 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import TypeVar
 
 from ._dtypes import shorten
 
@@ -11,7 +12,9 @@ _T = TypeVar("_T", bound=type)
 
 _objects: dict[str, type] = {}
 _names: dict[type, str] = {}
-_scope: ContextVar[Mapping[str, type]] = ContextVar("policy_core_custom_objects", default={})
+_scope: ContextVar[Mapping[str, type]] = ContextVar(
+    "policy_core_custom_objects", default=MappingProxyType({})
+)
 
 
 def register_serializable(package: str = "Custom", name: str | None = None) -> Callable[[_T], _T]:
@@ -34,7 +37,8 @@ def register_serializable(package: str = "Custom", name: str | None = None) -> C
     >>> registered_name(Block)
     'my_package>Block'
     """
-    if not isinstance(package, str) or not isinstance(name, str | None):
+    typed = isinstance(package, str) and isinstance(name, str | None)  # type: ignore[redundant-expr]  # not all callers are checked
+    if not typed:
         raise TypeError(
             "Use `@register_serializable()` with parentheses; `package` and `name` must be "
             f"strings. Received: package={shorten(package)}, name={shorten(name)}"
@@ -71,7 +75,21 @@ def custom_object_scope(objects: Mapping[str, type]) -> Iterator[None]:
     Args:
         objects: From the class name or registered name in a config to the class. Scopes nest:
             inner names come first.
+
+    Raises:
+        TypeError: It is no mapping from strings to classes with `from_config`.
     """
+    if not isinstance(objects, Mapping):
+        raise TypeError(
+            f"Custom objects must be a dict from names to classes. Received: {shorten(objects)}"
+        )
+    for name, kind in objects.items():
+        named = isinstance(name, str) and isinstance(kind, type)  # type: ignore[redundant-expr]  # not all callers are checked
+        if not named or not hasattr(kind, "from_config"):
+            raise TypeError(
+                "Custom objects must map strings to classes that have a from_config() method. "
+                f"Received: {shorten(name)}: {shorten(kind)}"
+            )
     token = _scope.set({**_scope.get(), **objects})
     try:
         yield

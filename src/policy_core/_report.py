@@ -71,8 +71,10 @@ class Report:
         totals = {"path": "total", "before": f"{self.bytes_before:,}"}
         totals["after"] = f"{self.bytes_after:,}"
         for name in ("path", "layer", "policy", "before", "after", "kernel", "note"):
-            justify = "right" if name in ("before", "after") else "left"
-            table.add_column(name, totals.get(name, ""), justify=justify, overflow="fold")
+            number = name in ("before", "after")
+            table.add_column(
+                name, totals.get(name, ""), justify="right" if number else "left", overflow="fold"
+            )
         # Notes repeat from layer to layer: each is written once, below the table.
         notes = {note: f"[{i + 1}]" for i, note in enumerate(self._notes())}
         for row in self.rows:

@@ -111,9 +111,7 @@ def initial_state(ops: Ops, length: int) -> AmaxState:
     return AmaxState(ops.full((), 1.0), ops.full((length,), 0.0))
 
 
-def training_scale(
-    ops: Ops, state: AmaxState, amax_now: Any, dtype: str
-) -> tuple[Any, AmaxState]:
+def training_scale(ops: Ops, state: AmaxState, amax_now: Any, dtype: str) -> tuple[Any, AmaxState]:
     """Gives the scale for a training call with at least one row, and the state after it.
 
     Args:
@@ -131,8 +129,10 @@ def training_scale(
 
 
 def inference_scale(ops: Ops, state: AmaxState, amax_now: Any, dtype: str) -> Any:
-    """Gives the scale for a call outside training: the stored one, or before any training call
-    that of the amax at hand."""
+    """Gives the scale for a call outside training.
+
+    It is the stored one, or, before any training call, that of the amax at hand.
+    """
     peak = ops.amax(state.amax_history, (0,))[0]
     return ops.where(peak > 0, state.scale, scale_of(ops, amax_now, dtype))
 

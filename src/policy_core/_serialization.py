@@ -86,19 +86,27 @@ def serialize(obj: Any) -> Any:
 
     Raises:
         TypeError: Something in it is none of these.
+        ConfigError: It is too large or nested too deep for `deserialize`.
 
     >>> serialize(get("float32"))["config"]
     {'name': 'float32'}
     """
+    _check_size(obj)
+    config = _serialize(obj)
+    _check_size(config)
+    return config
+
+
+def _serialize(obj: Any) -> Any:
     if type(obj) in _PLAIN:
         return obj
     if isinstance(obj, (list, tuple)):
-        return [serialize(item) for item in obj]
+        return [_serialize(item) for item in obj]
     if isinstance(obj, dict):
         for key in obj:
             if not isinstance(key, str):
                 raise TypeError(f"A config's keys must be strings. Received: {shorten(key)}")
-        return {key: serialize(value) for key, value in obj.items()}
+        return {key: _serialize(value) for key, value in obj.items()}
     if type(obj).__module__ == "numpy" and hasattr(obj, "item") and getattr(obj, "ndim", 1) == 0:
         return obj.item()
     kind = type(obj)
@@ -117,11 +125,13 @@ def serialize(obj: Any) -> Any:
             )
     config = obj.get_config()
     if not isinstance(config, dict):
-        raise TypeError(f"{kind.__name__}.get_config() must give a dict. It gave: {shorten(config)}")
+        raise TypeError(
+            f"{kind.__name__}.get_config() must give a dict. It gave: {shorten(config)}"
+        )
     return {
         "module": module,
         "class_name": kind.__name__,
-        "config": serialize(config),
+        "config": _serialize(config),
         "registered_name": registered,
     }
 
@@ -140,7 +150,8 @@ def deserialize(config: Any, custom_objects: dict[str, Any] | None = None) -> An
     Raises:
         TypeError: The config is of another type.
         ValueError: A name means no policy.
-        ConfigError: The config is too large or deep, or names an unknown class or field.
+        ConfigError: The config is too large or deep, names an unknown class or field, or lacks
+            one that is needed.
     """
     if config is None:
         return None
@@ -162,26 +173,34 @@ def _build(config: Any) -> Any:
         )
     unknown = sorted(map(str, set(config) - _FIELDS))
     if unknown:
-        raise ConfigError(
-            f"Unknown field {unknown[0]!r} in a config. Known: {sorted(_FIELDS)}."
+        raise ConfigError(f"Unknown field {unknown[0]!r} in a config. Known: {sorted(_FIELDS)}.")
+    kind = _class_of(config["class_name"], config.get("registered_name"))
+    inner = config.get("config")
+    if not isinstance(inner, dict):
+        raise TypeError(
+            f"Could not parse config: expected its 'config' to be a dict for {kind.__name__}. "
+            f"Received: {shorten(inner)}"
         )
-    class_name = config["class_name"]
-    kind = find_class(config.get("registered_name"), class_name)
-    if kind is None and isinstance(class_name, str):
+    if kind in _CLASSES.values():
+        _check_fields(kind, inner)
+    # A copy, since a from_config may take its dict apart.
+    return kind.from_config(dict(inner))  # type: ignore[attr-defined]  # registration asks for it
+
+
+def _class_of(class_name: object, registered: object) -> type:
+    kind = find_class(registered, class_name)
+    # Another registered name means another class, which happens to be called like one of ours.
+    if kind is None and isinstance(class_name, str) and registered in (None, class_name):
         kind = _CLASSES.get(class_name)
     if kind is None:
         known = [*_CLASSES, *registered_keys()]
+        name = class_name if registered is None else registered
         raise ConfigError(
-            f"Unknown class {shorten(class_name)} in a config. Known: {', '.join(known)}. Register "
+            f"Unknown class {shorten(name)} in a config. Known: {', '.join(known)}. Register "
             "another with `@policy_core.register_serializable()` or pass `custom_objects`"
-            f"{did_you_mean(class_name, known)}"
+            f"{did_you_mean(name, known)}"
         )
-    inner = config.get("config") or {}
-    if not isinstance(inner, dict):
-        raise TypeError(f"Expected 'config' to be a dict for {class_name}. Got: {shorten(inner)}")
-    if kind in _CLASSES.values():
-        _check_fields(kind, inner)
-    return kind.from_config(inner)  # type: ignore[attr-defined]  # registration asks for it
+    return kind
 
 
 def _check_fields(kind: type, inner: dict[str, Any]) -> None:
@@ -202,21 +221,24 @@ def _check_fields(kind: type, inner: dict[str, Any]) -> None:
             f"Unknown field {unknown[0]!r} in the config of {kind.__name__}. "
             f"Known: {sorted(known)}."
         )
+    if "mode" in known and ("mode" in inner) is ("name" in inner):
+        raise ConfigError(
+            f"The config of {kind.__name__} must have 'mode', or in its older form 'name'. "
+            f"Received: {shorten(inner)}"
+        )
 
 
 def _check_size(config: Any) -> None:
     """Refuses what is too deep for recursion or too large to be a config, without recursion."""
-    level, nodes = [config], 0
-    for _ in range(MAX_DEPTH):
-        nodes += len(level)
+    waiting, nodes = [(config, 1)], 1
+    while waiting:
+        node, depth = waiting.pop()
+        if not isinstance(node, (dict, list, tuple)):
+            continue
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"A config may be nested {MAX_DEPTH} deep; this one is deeper.")
+        # Counted before they are listed: a few lists that share one another stand for very many.
+        nodes += len(node)
         if nodes > MAX_NODES:
             raise ConfigError(f"A config may hold {MAX_NODES} values; this one holds more.")
-        level = [
-            child
-            for node in level
-            if isinstance(node, (dict, list, tuple))
-            for child in (node.values() if isinstance(node, dict) else node)
-        ]
-        if not level:
-            return
-    raise ConfigError(f"A config may be nested {MAX_DEPTH} deep; this one is deeper.")
+        waiting += [(x, depth + 1) for x in (node.values() if isinstance(node, dict) else node)]

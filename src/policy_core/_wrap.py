@@ -1,7 +1,8 @@
 """`wrap`, `unwrap`, `freeze`: decide and check everything, then change the model."""
 
+import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 from ._backend import Backend, Site, Step, Wrapping, model_backend
@@ -61,9 +62,7 @@ def wrap(
     steps = []
     for site in changing:
         before = float_bytes(adapter, site, seen)
-        step = Step(site=site, wrapping=Wrapping(plan=plans[id(site)], bytes_before=before))
-        _in_context(site, step.wrapping.plan.asked, lambda step=step: adapter.validate(step))
-        steps.append(step)
+        steps.append(_checked_step(adapter, site, plans[id(site)], before))
     return adapter.apply(model, steps) if steps else model
 
 
@@ -99,10 +98,7 @@ def freeze(model: Any) -> Any:
     for site in walk(adapter, model):
         if site.wrapping is not None and site.wrapping.plan.trainable:
             frozen = plan(site.wrapping.plan.asked, site.spec, frozen=True)
-            wrapping = Wrapping(plan=frozen, bytes_before=site.wrapping.bytes_before)
-            step = Step(site=site, wrapping=wrapping)
-            _in_context(site, frozen.asked, lambda step=step: adapter.validate(step))
-            steps.append(step)
+            steps.append(_checked_step(adapter, site, frozen, site.wrapping.bytes_before))
     return adapter.apply(model, steps) if steps else model
 
 
@@ -138,7 +134,7 @@ def float_bytes(adapter: Backend, site: Site, seen: set[object]) -> int:
     return total
 
 
-def _check_option(name: str, value: object, choices: Iterable[str]) -> None:
+def _check_option(name: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}. Received: {name}={value!r}")
 
@@ -179,7 +175,15 @@ def _policy_of(site: Site, policies: DTypePolicyMap) -> DTypePolicy:
 
 
 def _plan_of(site: Site, policy: DTypePolicy) -> Plan:
-    return _in_context(site, policy, lambda: plan(policy, site.spec))
+    with _context(site, policy):
+        return plan(policy, site.spec)
+
+
+def _checked_step(adapter: Backend, site: Site, made: Plan, bytes_before: int) -> Step:
+    step = Step(site=site, wrapping=Wrapping(plan=made, bytes_before=bytes_before))
+    with _context(site, made.asked):
+        adapter.validate(step)
+    return step
 
 
 def _changing(sites: list[Site], plans: dict[int, Plan], on_wrapped: OnWrapped) -> list[Site]:
@@ -226,10 +230,11 @@ def _check_ties(
             )
 
 
-def _in_context(site: Site, policy: DTypePolicy, action: Any) -> Any:
-    """Runs an inner check; its error gains the layer's path and policy."""
+@contextlib.contextmanager
+def _context(site: Site, policy: DTypePolicy) -> Iterator[None]:
+    """Gives errors of inner checks the layer's path and policy."""
     try:
-        return action()
+        yield
     except (ValueError, TypeError, NotImplementedError) as error:
         error.add_note(f"at layer {site.path!r} under policy {policy.name!r}")
         raise

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from policy_core._backend import Site, Step
 
 from . import _casting, _quantize, _wrap

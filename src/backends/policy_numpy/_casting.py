@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+
 from policy_core._dtypes import DTYPES
 
 from ._ops import numpy_dtype

@@ -7,6 +7,7 @@ bits; for float8 both keep within docs/numerics.md's bound.
 from typing import Any
 
 import numpy as np
+
 import policy_kernels
 
 from ._ops import Array, numpy_dtype
@@ -20,7 +21,11 @@ OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
 
 def kernel_table() -> tuple[tuple[str, str, str], ...]:
     """Gives for each operation the kernel that runs, and what to know about it, for a LayerSpec."""
-    rows = [("float", "numpy", ""), ("rows_s8", "rows_s8_numpy", ""), ("rows_f8", "rows_f8_numpy", "")]
+    rows = [
+        ("float", "numpy", ""),
+        ("rows_s8", "rows_s8_numpy", ""),
+        ("rows_f8", "rows_f8_numpy", ""),
+    ]
     for operation in OPERATIONS:
         if policy_kernels.available():
             name = policy_kernels.kernel_name(operation)

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
 from policy_core import _scaling
 from policy_core._plan import Plan
 
@@ -48,7 +49,8 @@ def call(layer: "Layer", x: Any, training: bool) -> Array:
     tensors = {name: convert_input(t, inside) for name, t in layer.tensors.items()}
     with np.errstate(over="ignore", invalid="ignore"):
         y = layer.compute(convert_input(x, inside), tensors)
-    return convert_input(y, plan.compute_dtype)
+    result: Array = convert_input(y, plan.compute_dtype)
+    return result
 
 
 def linear(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+
 from policy_core import DTypePolicy
 from policy_core._backend import Wrapping
 from policy_core._plan import LayerKind, TensorSpec
@@ -84,7 +85,8 @@ def _layers_in(name: str, value: Any) -> Iterator[tuple[str, Layer]]:
 
 
 def _relu(y: Array) -> Array:
-    return np.maximum(y, y.dtype.type(0))
+    result: Array = np.maximum(y, y.dtype.type(0))
+    return result
 
 
 def _tanh(y: Array) -> Array:
@@ -192,7 +194,8 @@ class Embedding(Layer):
 
     def compute(self, x: Array, tensors: dict[str, Array]) -> Array:
         """Gives the rows of the table for integer ids of any shape."""
-        return tensors["weight"][self.checked_ids(x)]
+        found: Array = tensors["weight"][self.checked_ids(x)]
+        return found
 
     def checked_ids(self, ids: Any) -> Array:
         """Gives ids as an array; TypeError for other than integers, IndexError out of range."""
@@ -232,7 +235,8 @@ class LayerNorm(Layer):
         centered = x - x.mean(-1, keepdims=True)
         variance = np.square(centered).mean(-1, keepdims=True)
         normalized: Array = centered / np.sqrt(variance + x.dtype.type(self.epsilon))
-        return normalized * tensors["weight"] + tensors["bias"]
+        scaled: Array = normalized * tensors["weight"] + tensors["bias"]
+        return scaled
 
     def _arguments(self) -> str:
         return f"{self.width}"

@@ -3,9 +3,13 @@
 from typing import Any
 
 import numpy as np
+
 from policy_core import _scaling
 
 from ._ops import OPS, Array
+
+BLOCK = 16_384
+"""About how many elements are quantized at a time."""
 
 
 def quantize(x: Any, dtype: str, axes: tuple[int, ...]) -> tuple[Array, Array]:
@@ -31,6 +35,17 @@ def quantize(x: Any, dtype: str, axes: tuple[int, ...]) -> tuple[Array, Array]:
         raise ValueError(
             f"Cannot quantize to {dtype!r}. Expected 'int8', 'float8_e4m3fn' or 'float8_e5m2'."
         )
+    x = np.asarray(x)
+    if 0 in axes or x.ndim < 2:
+        return _quantize_block(x, dtype, axes)
+    # Blocks of rows: whole weights would need several float arrays of their size at once.
+    rows = max(1, BLOCK // max(1, x[:1].size))
+    blocks = [_quantize_block(x[i : i + rows], dtype, axes) for i in range(0, len(x) or 1, rows)]
+    codes, scales = zip(*blocks, strict=True)
+    return np.concatenate(codes), np.concatenate(scales)
+
+
+def _quantize_block(x: Array, dtype: str, axes: tuple[int, ...]) -> tuple[Array, Array]:
     with np.errstate(invalid="ignore", over="ignore"):
         codes, scale = _scaling.quantize(OPS, x, dtype, axes)
     return codes, scale

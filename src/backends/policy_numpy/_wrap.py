@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from policy_core import _scaling
 from policy_core._backend import Site, Step
 from policy_core._dtypes import shorten, standardize_dtype

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
 import policy_core as pc
 
 from ._models import Sequential

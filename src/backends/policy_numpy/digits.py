@@ -3,6 +3,7 @@
 from importlib.resources import as_file, files
 
 import numpy as np
+
 import policy_core as pc
 
 from ._models import Dense, Sequential
