@@ -199,14 +199,14 @@ class Embedding(Layer):
 
     def checked_ids(self, ids: Any) -> Array:
         """Gives ids as an array; TypeError for other than integers, IndexError out of range."""
-        ids = np.asarray(ids)
-        if ids.dtype.kind not in "iu":
-            raise TypeError(f"Expected integer ids. Received dtype {ids.dtype}.")
-        if ids.size and not (ids.min() >= 0 and ids.max() < self.rows):
+        array: Array = np.asarray(ids)
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"Expected integer ids. Received dtype {array.dtype}.")
+        if array.size and not (array.min() >= 0 and array.max() < self.rows):
             raise IndexError(
-                f"Expected ids from 0 to {self.rows - 1}. Received {ids.min()} to {ids.max()}."
+                f"Expected ids from 0 to {self.rows - 1}. Received {array.min()} to {array.max()}."
             )
-        return ids
+        return array
 
     def _arguments(self) -> str:
         return f"{self.rows}, {self.width}"
