@@ -1,0 +1,58 @@
+"""The JAX backend: flax nnx, flax linen, equinox and raw functions, under one dtype policy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from policy_core._backend import Site, Step
+
+from . import _casting, _quantize, _sites, _wrap
+from ._casting import cast_tree as cast_tree
+from ._ops import Array
+from ._quantize import dequantize as dequantize
+
+
+class JaxBackend:
+    """JAX's side of `policy_core._backend.Backend`; the protocol says what each method gives."""
+
+    name = "jax"
+
+    def is_tensor_type(self, kind: type) -> bool:
+        return issubclass(kind, (jax.Array, jax.core.Tracer))
+
+    # Not a method around it: one call less for every tensor of every layer.
+    convert_input = staticmethod(_casting.convert_input)
+
+    def to_numpy(self, x: Any) -> "np.ndarray":
+        return np.asarray(x.read() if isinstance(x, _sites.Stored) else x)
+
+    def from_numpy(self, x: "np.ndarray") -> Array:
+        return _casting.from_numpy(x)
+
+    def storage_key(self, x: Any) -> object:
+        return _wrap.storage_key(x)
+
+    def quantize(self, x: Any, dtype: str, axes: tuple[int, ...]) -> tuple[Array, Array]:
+        return _quantize.quantize(x, dtype, axes)
+
+    def dequantize(self, codes: Any, scale: Any, dtype: str = "float32") -> Array:
+        return _quantize.dequantize(codes, scale, dtype)
+
+    def walk(self, model: Any) -> list[Site]:
+        return _wrap.walk(model)
+
+    def validate(self, step: Step) -> None:
+        _sites.validate(step)
+
+    def apply(self, model: Any, steps: Sequence[Step]) -> Any:
+        return _wrap.apply(model, steps)
+
+    def unwrap(self, model: Any, sites: Sequence[Site]) -> Any:
+        return _wrap.unwrap(model, sites)
+
+
+backend = JaxBackend()
+
+__all__ = ["JaxBackend", "backend", "cast_tree", "dequantize"]

@@ -1,0 +1,184 @@
+"""What all JAX models share in `walk`, `validate` and `apply`: tensors in the files' layout."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from policy_core._backend import Site, Step
+from policy_core._dtypes import standardize_dtype
+from policy_core._plan import STATE_SUFFIXES, LayerKind, LayerSpec, Plan, TensorSpec
+
+from . import _delayed
+from ._forms import Axes
+from ._kernels import kernel_table
+from ._layers import Recipe, frozen_weight, recipe
+from ._ops import Array, numpy_dtype, platform
+from ._quantize import dequantize, quantize
+
+
+class Stored:
+    """One tensor of a layer, seen as files and plans see it.
+
+    Attributes:
+        source: What holds it: an array, or a flax Variable, which gives it its identity.
+        shape: Its shape in files: a weight is (out, in), a bias (out,).
+    """
+
+    def __init__(self, source: Any, axes: Axes | None = None, flat: bool = False) -> None:
+        self.source = source
+        self.axes = axes
+        shape = tuple(self.array.shape)
+        self.shape = axes.file_shape(shape) if axes else (-1,) if flat else shape
+        if flat:
+            self.shape = (int(np.prod(shape)),)
+
+    @property
+    def array(self) -> Array:
+        """The framework's array, in its own shape."""
+        value = getattr(self.source, "get_raw_value", None)
+        return self.source if value is None else value()
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype."""
+        return self.array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return int(self.array.nbytes)
+
+    def read(self) -> Array:
+        """Gives it in the shape that files have."""
+        array = self.array
+        return self.axes.to_file(array) if self.axes else array.reshape(self.shape)
+
+
+def layer_spec(
+    path: str,
+    layer_type: str,
+    kind: LayerKind,
+    tensors: dict[str, Stored],
+    plain: tuple[TensorSpec, ...] | None,
+    left_out: str,
+) -> LayerSpec:
+    """Gives what the plan needs to know about a layer, as if it were not wrapped.
+
+    Args:
+        path: The layer's place.
+        layer_type: The name of its plain class.
+        kind: How it could be quantized.
+        tensors: What it stores now.
+        plain: The specs that it had before it was wrapped; None for a plain layer.
+        left_out: Why it can't be quantized; `""` if it can.
+    """
+    if plain is None:
+        plain = tuple(
+            TensorSpec(name, tensor.shape, standardize_dtype(tensor.dtype))
+            for name, tensor in tensors.items()
+        )
+    device = platform(next(iter(tensors.values())).array) if tensors else platform(None)
+    return LayerSpec(
+        path=path,
+        layer_type=layer_type,
+        kind=kind,
+        tensors=plain,
+        contracted_axes=(1,) if kind in ("linear", "embedding") else (),
+        device=device,
+        left_out=left_out,
+        kernels=kernel_table(device),
+    )
+
+
+def float_tensor(site: Site, name: str) -> Array:
+    """Gives a layer's tensor as a float in the files' shape, dequantized if need be."""
+    tensor = site.tensors[name].read()
+    plan = None if site.wrapping is None else site.wrapping.plan
+    if name == "weight" and plan is not None and plan.quantized and not plan.trainable:
+        dtype = next(spec.dtype for spec in site.spec.tensors if spec.name == name)
+        return dequantize(tensor, site.tensors["weight_scale"].read(), dtype)
+    return tensor
+
+
+def validate(step: Step) -> None:
+    """Raises ValueError for a tensor that cannot be stored as decided; changes nothing."""
+    if step.stored is not None or step.wrapping is None:
+        return
+    plan = step.wrapping.plan
+    for spec in step.site.spec.tensors:
+        array = _float(step, spec.name)
+        finite = jnp.isfinite(array)
+        if plan.quantized and spec.name == "weight" and not bool(finite.all()):
+            raise ValueError(
+                "The weight holds a NaN or an infinity, which has no code. Repair it first."
+            )
+        kept = next((t for t in plan.storage if t.name == spec.name), None)
+        if kept is None or kept.dtype == spec.dtype or kept.dtype == plan.weight_codes:
+            continue
+        cast = array.astype(numpy_dtype(kept.dtype))
+        if bool((finite & ~jnp.isfinite(cast)).any()):
+            raise ValueError(
+                f"{spec.name!r} holds {float(jnp.abs(array).max())}, which {kept.dtype} "
+                "cannot hold."
+            )
+
+
+def made(step: Step, plan: Plan) -> dict[str, Array]:
+    """Gives the tensors of `plan.storage` in the files' shapes: what is there, made, or given."""
+    if step.stored is not None:
+        return {name: jnp.asarray(array) for name, array in step.stored.items()}
+    tensors: dict[str, Array] = {}
+    for spec in plan.storage:
+        if spec.name == "weight" and plan.quantized and not plan.trainable:
+            tensors["weight"], tensors["weight_scale"] = _codes(step, plan)
+        elif spec.name in tensors:
+            continue
+        elif spec.name.endswith(STATE_SUFFIXES):
+            tensors[spec.name] = _state_tensor(step.site, spec)
+        else:
+            tensors[spec.name] = _float(step, spec.name).astype(numpy_dtype(spec.dtype))
+    return tensors
+
+
+def plain_tensors(site: Site) -> dict[str, Array]:
+    """Gives the float tensors of a wrapped layer in the files' shapes and their first dtypes."""
+    return {
+        spec.name: float_tensor(site, spec.name).astype(numpy_dtype(spec.dtype))
+        for spec in site.spec.tensors
+    }
+
+
+def read_all(tensors: dict[str, Stored]) -> dict[str, Array]:
+    """Gives a layer's tensors in the files' shapes."""
+    return {name: tensor.read() for name, tensor in tensors.items()}
+
+
+def how(plan: Plan, training: bool = False) -> Recipe:
+    """Gives the recipe of a quantized linear layer."""
+    return recipe(plan, training)
+
+
+def _float(step: Step, name: str) -> Array:
+    if step.floats is not None:
+        return jnp.asarray(step.floats[name])
+    return float_tensor(step.site, name)
+
+
+def _codes(step: Step, plan: Plan) -> tuple[Array, Array]:
+    assert plan.weight_codes is not None
+    site = step.site
+    before = None if site.wrapping is None else site.wrapping.plan
+    if before is not None and before.asked == plan.asked and step.floats is None:
+        # Freezing: the codes with which the layer computes outside training.
+        return frozen_weight(recipe(before), read_all(site.tensors))
+    return quantize(_float(step, "weight"), plan.weight_codes, plan.scale_axes)
+
+
+def _state_tensor(site: Site, spec: TensorSpec) -> Array:
+    """Gives a state tensor that the layer has already, else one before any training call."""
+    own = site.tensors.get(spec.name)
+    if own is not None and own.shape == spec.shape:
+        return own.array
+    fresh = _delayed.no_state(spec.shape[0] if spec.shape else 1)
+    return fresh.amax_history if spec.shape else fresh.scale

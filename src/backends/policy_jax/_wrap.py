@@ -1,0 +1,41 @@
+"""Finds which kind of JAX model it is, without importing what it is not made of."""
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from policy_core._backend import Site, Step
+from policy_core._dtypes import shorten
+
+from ._sites import Stored
+
+
+def walk(model: Any) -> list[Site]:
+    """Gives every layer of a model once, with all its paths."""
+    return _front(model).walk(model)
+
+
+def apply(model: Any, steps: Sequence[Step]) -> Any:
+    """Gives the model with its layers changed: the same object for flax nnx, else a new one."""
+    return _front(model).apply(model, steps)
+
+
+def unwrap(model: Any, sites: Sequence[Site]) -> Any:
+    """Gives the model with its layers plain again."""
+    return _front(model).unwrap(model, sites)
+
+
+def storage_key(x: Any) -> object:
+    """Gives what two tensors have in common exactly if they are the same storage."""
+    return id(x.source) if isinstance(x, Stored) else id(x)
+
+
+def _front(model: Any) -> ModuleType:
+    """Gives the module of this package that serves a kind of model."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(model, nnx.Module):
+        from . import _nnx
+
+        return _nnx
+    raise TypeError(f"Expected a flax nnx Module. Received: {shorten(model)} of type {type(model)}")
