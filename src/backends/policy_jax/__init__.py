@@ -1,5 +1,6 @@
 """The JAX backend: flax nnx, flax linen, equinox and raw functions, under one dtype policy."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,5 +55,20 @@ class JaxBackend:
 
 
 backend = JaxBackend()
+
+# What needs a framework that may not be installed is imported when it is asked for.
+_LAZY = {
+    "Codes": "_nnx_layers",
+    "Float8GradientState": "_nnx_layers",
+    "Float8State": "_nnx_layers",
+    "with_state": "_equinox",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+
 
 __all__ = ["JaxBackend", "backend", "cast_tree", "dequantize"]

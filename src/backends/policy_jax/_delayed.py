@@ -21,15 +21,17 @@ RECORDED_ZERO = -1.0
 
 @jax.custom_batching.custom_vmap
 def batch_amax(x: Array, history: Array) -> Array:
-    """Gives the float32 maximum of `|x|`; under vmap that of the whole batch.
+    """Gives the float32 maximum of `|x|`, NaN for no elements; under vmap that of the whole batch.
 
-    A tensor's scale belongs to the state, so a batch that shares one state shares one amax.
+    A NaN is not recorded, so a call without rows leaves the state as it is. A tensor's scale belongs to the state, so a batch that shares one state shares one amax.
 
     Args:
         x: Floats of any shape.
         history: The state's amax history, float32 of shape (length,).
     """
     del history
+    if x.size == 0:
+        return jnp.float32(jnp.nan)
     return _scaling.amax(OPS, x, tuple(range(x.ndim))).reshape(())
 
 

@@ -217,8 +217,7 @@ def frozen_weight(how: Recipe, tensors: Tensors) -> tuple[Array, Array]:
 @functools.partial(jax.jit, static_argnums=3)
 def embedding(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
     """Gives the rows of a quantized table in a dtype; arguments as `_kernels.rows` takes them."""
-    found = _kernels.rows(codes, jax.lax.stop_gradient(scale), ids, numpy_dtype(dtype))
-    return found
+    return _kernels.rows(codes, jax.lax.stop_gradient(scale), ids, numpy_dtype(dtype))
 
 
 def inside_dtype(plan: Plan, kind: str) -> str:

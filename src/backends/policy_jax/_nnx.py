@@ -65,6 +65,11 @@ def _flatten(layer: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _children(layer: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(layer, nnx.Sequential):
+        # Its layers have their positions for names, as in other frameworks.
+        for name, value in _items(layer.layers):
+            yield from _modules_in(name, value)
+        return
     for name, value in _attributes(layer):
         yield from _modules_in(name, value)
 
@@ -76,7 +81,7 @@ def _attributes(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _modules_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    # nnx.List, nnx.Dict and nnx.Sequential's list are containers, with no part in the computation.
+    # nnx.List and nnx.Dict are containers, with no part in the computation.
     if isinstance(value, nnx.Module) and not isinstance(value, (nnx.List, nnx.Dict)):
         yield name, value
     else:

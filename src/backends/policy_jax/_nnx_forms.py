@@ -35,7 +35,7 @@ class Form:
 _NORMS = (nnx.LayerNorm, nnx.RMSNorm, nnx.BatchNorm, nnx.GroupNorm, nnx.InstanceNorm)
 # The names that files and other frameworks have for the same tensors.
 FILE_NAMES = {
-    **dict.fromkeys(_NORMS, {"scale": "weight", "mean": "running_mean", "var": "running_var"}),
+    **{key: {"scale": "weight", "mean": "running_mean", "var": "running_var"} for key in _NORMS},
     nnx.Embed: {"embedding": "weight"},
 }
 _LINEAR = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv)
@@ -67,7 +67,7 @@ def form(layer: nnx.Module, plain: type) -> Form:
         nnx.Linear: _linear,
         nnx.LinearGeneral: _linear_general,
         nnx.Einsum: _einsum,
-        nnx.Conv: _conv,
+        nnx.Conv: lambda conv: convolution(conv, tuple(conv.kernel_size)),
     }[base](layer)
 
 
@@ -112,8 +112,9 @@ def _einsum(layer: nnx.Einsum) -> Form:
     return Form("linear", "kernel", equation.axes, equation.arrange(out_shape))
 
 
-def _conv(layer: nnx.Conv) -> Form:
-    n = len(layer.kernel_size)
+def convolution(layer: Any, kernel_size: tuple[int, ...]) -> Form:
+    """Gives what a flax convolution is; nnx and linen name its options alike."""
+    n = len(kernel_size)
     strides, dilation = _each(layer.strides, n), _each(layer.kernel_dilation, n)
     padding = layer.padding
     if isinstance(padding, int):
@@ -129,7 +130,7 @@ def _conv(layer: nnx.Conv) -> Form:
         if differs:
             return Form("linear", left_out=f"a convolution with {name} has no product on codes yet")
     axes = Axes((n + 1,), tuple(range(n + 1)))
-    arrange = patches(tuple(layer.kernel_size), strides, padding, dilation)
+    arrange = patches(kernel_size, strides, padding, dilation)
     return Form("linear", "kernel", axes, arrange)
 
 

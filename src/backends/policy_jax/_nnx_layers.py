@@ -14,7 +14,6 @@ from policy_core._backend import Wrapping
 from policy_core._plan import TensorSpec
 
 from . import _kernels, _layers
-from ._forms import Axes
 from ._nnx_forms import form
 from ._ops import Array, numpy_dtype
 from ._sites import Stored, read_all

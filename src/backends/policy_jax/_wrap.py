@@ -33,9 +33,25 @@ def storage_key(x: Any) -> object:
 
 def _front(model: Any) -> ModuleType:
     """Gives the module of this package that serves a kind of model."""
-    nnx = sys.modules.get("flax.nnx")
+    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(model, nnx.Module):
         from . import _nnx
 
         return _nnx
-    raise TypeError(f"Expected a flax nnx Module. Received: {shorten(model)} of type {type(model)}")
+    if equinox is not None and isinstance(model, equinox.Module):
+        from . import _equinox
+
+        return _equinox
+    linen = sys.modules.get("flax.linen")
+    if isinstance(model, tuple) and len(model) == 2 and linen is not None:
+        from ._linen_layers import PolicyLinen
+
+        if isinstance(model[0], (linen.Module, PolicyLinen)):
+            from . import _linen
+
+            return _linen
+        # A module alone has no parameters to wrap.
+    raise TypeError(
+        "Expected a flax nnx module, a pair (flax linen module, variables), an equinox module or a "
+        f"function. Received: {shorten(model)} of type {type(model)}"
+    )
