@@ -7,7 +7,7 @@ import pytest
 from policy_kernels import _loader, build_info, set_isa
 
 
-@pytest.fixture(params=["scalar"])
+@pytest.fixture(params=build_info().present_isas)
 def isa(request):
     """Each instruction set that has kernels, chosen for the length of a test."""
     before = build_info().isa
