@@ -6,6 +6,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -103,6 +106,17 @@ bool cpu_has_avx512bf16() { return false; }
 bool cpu_has_amx() { return false; }
 const char* amx_permission() { return "absent"; }
 
+#endif
+
+#if defined(__aarch64__) && defined(__linux__)
+bool cpu_has_neon() {
+  constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProduct) != 0;
+}
+#elif defined(__aarch64__) && defined(__APPLE__)
+bool cpu_has_neon() { return true; }  // all of them have it
+#else
+bool cpu_has_neon() { return false; }
 #endif
 
 }  // namespace pk

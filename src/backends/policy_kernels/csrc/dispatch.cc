@@ -12,6 +12,9 @@
 #include "avx2/avx2.h"
 #include "avx512/avx512.h"
 #endif
+#if defined(PK_ARM)
+#include "neon/neon.h"
+#endif
 
 #define PK_TEXT_(value) #value
 #define PK_TEXT(value) PK_TEXT_(value)
@@ -28,6 +31,8 @@
 // The names of the tables below, in their order.
 #if defined(PK_X86)
 #define PK_COMPILED_ISAS "scalar,avx2,avxvnni,avx512vnni,avx512bf16,amx"
+#elif defined(PK_ARM)
+#define PK_COMPILED_ISAS "scalar,neon"
 #else
 #define PK_COMPILED_ISAS "scalar"
 #endif
@@ -51,6 +56,9 @@ const Candidate candidates[] = {
     {&avx512vnni_kernels, cpu_has_avx512vnni},
     {&avx512bf16_kernels, cpu_has_avx512bf16},
     {&amx_kernels, cpu_has_amx},
+#endif
+#if defined(PK_ARM)
+    {&neon_kernels, cpu_has_neon},
 #endif
 };
 
