@@ -39,12 +39,12 @@ inline void multiply_pass(int64_t blocks, const int16_t* x, const int8_t* panel,
     for (auto& total : row) total = _mm256_setzero_si256();
   }
   for (int64_t block = 0; block < blocks; ++block) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int k4 = 0; k4 < 16; ++k4) {
       __builtin_prefetch(panel + kAhead + k4 * 64);
       __builtin_prefetch(panel + kAhead + kPanelBlockBytes / 2 + k4 * 64);
       // The next block of x: in so many rows, the processor does not foresee it.
-      if (k4 < 2 * Rows) __builtin_prefetch(x + Rows * kBlock + k4 * 32);
+      __builtin_prefetch(x + Rows * kBlock + k4 * 32);
       __m256i w[Groups];
 #pragma GCC unroll 16
       for (int group = 0; group < Groups; ++group) w[group] = weights_at(panel, k4, first + group);
