@@ -5,6 +5,7 @@ ctypes. This package needs numpy only. Where the library was not built, importin
 ``available()`` is False and every kernel raises ``KernelsUnavailableError``.
 """
 
+from ._batched import linear_batched as linear_batched
 from ._linear import linear_f8 as linear_f8
 from ._linear import linear_f8w as linear_f8w
 from ._linear import linear_s8 as linear_s8
@@ -25,3 +26,4 @@ from ._quantize import decode_f8 as decode_f8
 from ._quantize import encode_f8 as encode_f8
 from ._quantize import quantize_rows_f8 as quantize_rows_f8
 from ._quantize import quantize_rows_s8 as quantize_rows_s8
+from ._rows import dequantize_rows as dequantize_rows

@@ -39,6 +39,10 @@ _SIGNATURES: dict[str, tuple[type, Sequence[type]]] = {
         [_KIND] + [_SIZE] * 2 + [_POINTER, _STRIDE] * 2 + [_POINTER],
     ),
     "pk_decode_f8": (c_int32, [_KIND, _SIZE, _POINTER, _POINTER]),
+    "pk_dequantize_rows": (
+        c_int32,
+        [_POINTER, _SIZE, _POINTER, _KIND, _SIZE, _SIZE, *_ROWS, _POINTER, _STRIDE, _KIND, *_ROWS],
+    ),
     "pk_present_isas": (c_char_p, []),
     "pk_amx_permission": (c_char_p, []),
     "pk_set_num_threads": (c_int32, [_SIZE]),
@@ -56,6 +60,23 @@ _SIGNATURES: dict[str, tuple[type, Sequence[type]]] = {
     "pk_linear_f8w": (
         c_int32,
         [*_HEAD, _KIND, *_ROWS, _KIND, _POINTER, _POINTER, _STRIDE, *_OUT],
+    ),
+    "pk_linear_batched": (
+        c_int32,
+        [
+            _POINTER,
+            _KIND,
+            _SIZE,
+            _POINTER,
+            *([_SIZE] * 3),
+            _KIND,
+            *_ROWS,
+            *_ROWS,
+            _KIND,
+            _POINTER,
+            *_ROWS,
+            *_OUT,
+        ],
     ),
 }
 

@@ -100,9 +100,10 @@ const char* float_isa(const KernelTable& table) {
 }
 
 const Operation operations[] = {
-    {"quantize_rows_s8", rows_isa}, {"encode_f8", rows_isa},  {"quantize_rows_f8", rows_isa},
-    {"decode_f8", rows_isa},        {"linear_s8", s8_isa},    {"linear_s8_codes", s8_isa},
-    {"linear_s8w", float_isa},      {"linear_f8", float_isa}, {"linear_f8w", float_isa},
+    {"quantize_rows_s8", rows_isa}, {"encode_f8", rows_isa},       {"quantize_rows_f8", rows_isa},
+    {"decode_f8", rows_isa},        {"dequantize_rows", rows_isa}, {"linear_s8", s8_isa},
+    {"linear_s8_codes", s8_isa},    {"linear_s8w", float_isa},     {"linear_f8", float_isa},
+    {"linear_f8w", float_isa},
 };
 
 thread_local char kernel_name[64];
@@ -162,7 +163,8 @@ const char* pk_kernel_name(const char* op) {
   }
   pk::fail(PK_ERR_UNSUPPORTED,
            "pk_kernel_name: expected an operation, got '%.64s'. Operations: quantize_rows_s8, "
-           "encode_f8, quantize_rows_f8, decode_f8, linear_s8, linear_s8_codes, linear_s8w, "
+           "encode_f8, quantize_rows_f8, decode_f8, dequantize_rows, linear_s8, linear_s8_codes, "
+           "linear_s8w, "
            "linear_f8, linear_f8w",
            op == nullptr ? "NULL" : op);
   return nullptr;

@@ -49,6 +49,9 @@ struct RowKernels {
   void (*quantize_rows_f8)(pk_format format, int64_t m, int64_t k, const float* x, int64_t ldx,
                            uint8_t* codes, int64_t ldq, float* scale);
   void (*decode_f8)(pk_format format, int64_t n, const uint8_t* codes, float* y);
+  // One row of n codes of any kind, times its scale, rounded once to `dtype`.
+  void (*dequantize_row)(pk_format code, pk_dtype dtype, int64_t n, const void* codes, float scale,
+                         void* y);
 
   void (*to_float32)(pk_dtype dtype, int64_t n, const void* x, float* y);
 

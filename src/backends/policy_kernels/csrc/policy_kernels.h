@@ -129,6 +129,18 @@ typedef struct pk_executor {
 PK_API pk_status pk_set_num_threads(int64_t count);
 PK_API int64_t pk_num_threads(void);
 
+/* Rows of a quantized table: y[i] = codes[ids[i]] * scale, multiplied in float32 and rounded once.
+ * executor NULL for the library's own threads
+ * ids      [count], each at least 0 and less than rows; PK_ERR_ARGUMENT otherwise
+ * code     what the codes are: PK_S8, PK_F8_E4M3FN or PK_F8_E5M2
+ * codes    [rows][width], row stride ldw; not packed
+ * scale    float32; stride 1: one per row of the table; stride 0: one for all
+ * y        [count][width] of y_dtype, row stride ldy (out) */
+PK_API pk_status pk_dequantize_rows(const pk_executor* executor, int64_t count, const int64_t* ids,
+                                    pk_format code, int64_t rows, int64_t width, const void* codes,
+                                    int64_t ldw, const float* scale, int64_t scale_stride,
+                                    pk_dtype y_dtype, void* y, int64_t ldy);
+
 /* The size of a packed weight [n][k]: all padding, and room to align it, included.
  * bytes (out) */
 PK_API pk_status pk_packed_bytes(int64_t n, int64_t k, int64_t* bytes);
@@ -197,6 +209,35 @@ PK_API pk_status pk_linear_f8w(const pk_executor* executor, int64_t m, int64_t n
                                const void* w, const float* w_scale, int64_t w_scale_stride,
                                pk_dtype bias_dtype, const void* bias, pk_dtype y_dtype, void* y,
                                int64_t ldy);
+
+typedef int32_t pk_operation;
+enum {
+  PK_LINEAR_S8 = 0,
+  PK_LINEAR_S8_CODES = 1,
+  PK_LINEAR_S8W = 2,
+  PK_LINEAR_F8 = 3,
+  PK_LINEAR_F8W = 4,
+};
+
+/* From each product of a batch to the next, in elements; 0 where all products share an operand. */
+typedef struct pk_steps {
+  int64_t x, x_scale, w_scale, bias, y;
+} pk_steps;
+
+/* `count` products of one kind and size, each with a weight of its own; small ones run side by
+ * side. operation        which of the products above steps            y must step over whole
+ * results where count > 1 x_type           the pk_dtype or, for PK_LINEAR_F8, the pk_format of x;
+ * PK_S8 for PK_LINEAR_S8_CODES x_scale          for PK_LINEAR_S8_CODES and PK_LINEAR_F8, as there;
+ * NULL for the others w                [count] packed weights of n, k and w_code w_scale_stride   1
+ * where w_code is PK_S8 the other words as in the product itself, and about product 0 where there
+ * is a step After PK_ERR_ARGUMENT nothing was written. */
+PK_API pk_status pk_linear_batched(const pk_executor* executor, pk_operation operation,
+                                   int64_t count, const pk_steps* steps, int64_t m, int64_t n,
+                                   int64_t k, int32_t x_type, const void* x, int64_t ldx,
+                                   const float* x_scale, int64_t x_scale_stride, pk_format w_code,
+                                   const void* const* w, const float* w_scale,
+                                   int64_t w_scale_stride, pk_dtype bias_dtype, const void* bias,
+                                   pk_dtype y_dtype, void* y, int64_t ldy);
 
 #ifdef __cplusplus
 }
