@@ -182,7 +182,11 @@ def test_a_packed_weight_of_another_shape_is_refused(native, function):
 
 
 class Executor(ctypes.Structure):
-    _fields_ = (("threads", ctypes.c_int32), ("submit", ctypes.c_void_p), ("context", ctypes.c_void_p))
+    _fields_ = (
+        ("threads", ctypes.c_int32),
+        ("submit", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
 
 
 @pytest.mark.parametrize("function", [f for f in FUNCTIONS if "linear" in f])

@@ -82,7 +82,11 @@ def test_results_round_as_numpy_does(isa, y_dtype):
     # A product of zeros plus the bias brings any value to the end; -0 + 0 is 0.
     zeros = np.zeros((1, 1), np.float32)
     y = pk.linear_s8(
-        zeros, np.zeros((len(bias), 1), np.int8), np.ones(len(bias), np.float32), bias, dtype=y_dtype
+        zeros,
+        np.zeros((len(bias), 1), np.int8),
+        np.ones(len(bias), np.float32),
+        bias,
+        dtype=y_dtype,
     )[0]
     with np.errstate(over="ignore", invalid="ignore"):
         expected = (bias + np.float32(0)).astype(dtype)
@@ -116,6 +120,4 @@ def test_rows_that_are_not_finite_give_nan_in_every_dtype(isa, x_dtype):
         spoiled[5, 129] = value
         y = pk.linear_s8(spoiled, codes, scale, bias)
         assert np.isnan(y[5].astype(np.float32)).all()
-        np.testing.assert_array_equal(
-            bits(np.delete(y, 5, 0)), bits(np.delete(expected, 5, 0))
-        )
+        np.testing.assert_array_equal(bits(np.delete(y, 5, 0)), bits(np.delete(expected, 5, 0)))

@@ -48,7 +48,9 @@ import os, policy_kernels as pk
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 print(pk.num_threads())
 """
-    environment = {name: value for name, value in os.environ.items() if name != "POLICY_NUM_THREADS"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "POLICY_NUM_THREADS"
+    }
     for extra, expected in (({}, "1"), ({"POLICY_NUM_THREADS": "7"}, "7")):
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment | extra, capture_output=True, check=True

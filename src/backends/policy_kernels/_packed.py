@@ -49,9 +49,7 @@ class PackedWeight:
         check(native.pk_packed_bytes(self.n, self.k, ctypes.addressof(size)))
         self._memory = np.empty(size.value, np.uint8)
         self._pointer: int = self._memory.ctypes.data
-        check(
-            native.pk_pack(self._code, self.n, self.k, rows.pointer, rows.stride, self._pointer)
-        )
+        check(native.pk_pack(self._code, self.n, self.k, rows.pointer, rows.stride, self._pointer))
         self._vectors: dict[str, Vector] = {}
 
     @property
