@@ -88,9 +88,7 @@ def test_unknown_options_are_refused(argument: dict[str, object]) -> None:
         pc.wrap(model(), "float32", **argument)
 
 
-@pytest.mark.parametrize(
-    "bad", [None, 3, "model", [1], np.ones(3), object(), lambda x: x], ids=repr
-)
+@pytest.mark.parametrize("bad", [None, 3, "model", [1], np.ones(3), object(), lambda x: x], ids=repr)
 def test_what_is_no_model_is_refused(bad: object) -> None:
     """The error says which frameworks there are, and what came."""
     for function in (pc.wrap, pc.unwrap, pc.freeze, pc.report):
