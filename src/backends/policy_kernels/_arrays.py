@@ -86,7 +86,8 @@ def float_dtype(name: str, value: object) -> np.dtype[Any]:
     if value == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     if isinstance(value, str) and value in FLOATS:
         return np.dtype(value)
     if isinstance(value, np.dtype) and float_number(value) is not None:

@@ -91,7 +91,7 @@ def _dtype_of(codes: object, dtype: str | None) -> str:
     if isinstance(codes, np.ndarray):
         if codes.dtype == np.uint8 and dtype not in (None, "int8"):
             return str(dtype)
-        name = codes.dtype.name
+        name: str = codes.dtype.name
         if name in CODES and codes.dtype.itemsize == 1 and dtype in (None, name):
             return name
     wanted = "int8, uint8 with dtype=..., or float8" if dtype is None else f"{dtype} or uint8"

@@ -4,6 +4,7 @@ Each operation has its plain reading in numpy here (`reference_…`). For int8 b
 bits; for float8 both keep within docs/numerics.md's bound.
 """
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from ._quantize import quantize
 
 MAX_CONTRACTION = 131_072
 """So many int8 products always fit an int32 sum; longer ones are added in float32."""
+
+PACKING_NOTE = "the first call adds a packed copy of the codes, as large as they are"
 
 OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
 
@@ -29,7 +32,8 @@ def kernel_table() -> tuple[tuple[str, str, str], ...]:
     for operation in OPERATIONS:
         if policy_kernels.available():
             name = policy_kernels.kernel_name(operation)
-            note = "smaller, not faster: the scalar kernel runs" if name.endswith("scalar") else ""
+            scalar = "smaller, not faster: the scalar kernel runs; "
+            note = (scalar if name.endswith("scalar") else "") + PACKING_NOTE
         else:
             name = f"{operation}_numpy"
             note = f"smaller, not faster: no native kernels ({policy_kernels.build_info().reason})"
@@ -37,21 +41,51 @@ def kernel_table() -> tuple[tuple[str, str, str], ...]:
     return tuple(rows)
 
 
-def linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+_packed: dict[int, tuple[weakref.ref[Array], policy_kernels.PackedWeight]] = {}
+
+
+def packed_weight(codes: Array) -> policy_kernels.PackedWeight:
+    """Gives a weight in the kernels' layout, made at the first call and kept while `codes` lives.
+
+    From then on `codes` is read-only: a change would be seen by one of the two forms alone.
+
+    Args:
+        codes: int8 or a float8 dtype, of shape (n, k).
+    """
+    key = id(codes)
+    found = _packed.get(key)
+    if found is not None and found[0]() is codes:
+        return found[1]
+    packed = policy_kernels.pack(codes)
+    codes.flags.writeable = False
+    _packed[key] = weakref.ref(codes, lambda _: _packed.pop(key, None)), packed
+    return packed
+
+
+def packed_nbytes(codes: Array) -> int:
+    """Gives what the packed copy of a weight's codes takes now; 0 before its first product."""
+    found = _packed.get(id(codes))
+    return found[1].nbytes if found is not None and found[0]() is codes else 0
+
+
+def linear_s8(
+    x: Array, codes: Array, scale: Array, bias: Array | None, dtype: str = "float32"
+) -> Array:
     """Gives `x @ (codes * scale).T + bias` with the rows of `x` quantized on the way.
 
     Args:
-        x: float32 of shape (m, k).
+        x: float32, bfloat16 or float16, of shape (m, k).
         codes: int8 of shape (n, k).
         scale: float32 of shape (n,).
-        bias: float32 of shape (n,), or None.
+        bias: One of these floats of shape (n,), or None.
+        dtype: The result's: the name of one of these.
 
     Returns:
-        float32 of shape (m, n). A row of `x` with a NaN or an infinity gives a row of NaN.
+        Floats of shape (m, n). A row of `x` with a NaN or an infinity gives a row of NaN.
     """
     if policy_kernels.available():
-        return policy_kernels.linear_s8(x, codes, scale, bias)
-    return reference_linear_s8(x, codes, scale, bias)
+        return policy_kernels.linear_s8(x, packed_weight(codes), scale, bias, dtype=dtype)
+    return _narrowed(reference_linear_s8(_wide(x), codes, scale, as_bias(bias)), dtype)
 
 
 def reference_linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
@@ -67,18 +101,22 @@ def reference_linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None
     return _scaled(total, x_scale * scale, bias)
 
 
-def linear_s8w(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+def linear_s8w(
+    x: Array, codes: Array, scale: Array, bias: Array | None, dtype: str = "float32"
+) -> Array:
     """Gives `(x @ codes.T) * scale + bias`; arguments and result as for `linear_s8`."""
     if policy_kernels.available():
-        return policy_kernels.linear_s8w(x, codes, scale, bias)
-    return reference_weight_only(x, codes, scale, bias)
+        return policy_kernels.linear_s8w(x, packed_weight(codes), scale, bias, dtype=dtype)
+    return _narrowed(reference_weight_only(_wide(x), codes, scale, as_bias(bias)), dtype)
 
 
-def linear_f8w(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+def linear_f8w(
+    x: Array, codes: Array, scale: Array, bias: Array | None, dtype: str = "float32"
+) -> Array:
     """Gives `(x @ codes.T) * scale + bias` for codes of a float8 dtype; else as `linear_s8`."""
     if policy_kernels.available():
-        return policy_kernels.linear_f8w(x, codes.view(np.uint8), scale, codes.dtype.name, bias)
-    return reference_weight_only(x, codes, scale, bias)
+        return policy_kernels.linear_f8w(x, packed_weight(codes), scale, bias=bias, dtype=dtype)
+    return _narrowed(reference_weight_only(_wide(x), codes, scale, as_bias(bias)), dtype)
 
 
 def reference_weight_only(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
@@ -87,7 +125,13 @@ def reference_weight_only(x: Array, codes: Array, scale: Array, bias: Array | No
 
 
 def linear_f8(
-    x_codes: Array, x_scale: Array, codes: Array, scale: Array, bias: Array | None
+    x_codes: Array,
+    x_scale: Array,
+    codes: Array,
+    scale: Array,
+    bias: Array | None,
+    dtype: str = "float32",
+    keep: bool = True,
 ) -> Array:
     """Gives `(x_codes @ codes.T) * (x_scale * scale) + bias`.
 
@@ -96,16 +140,22 @@ def linear_f8(
         x_scale: float32 of shape (m,), or () for one scale of the tensor.
         codes: A float8 dtype, of shape (n, k).
         scale: float32 of shape (n,), or ().
-        bias: float32 of shape (n,), or None.
+        bias: float32, bfloat16 or float16 of shape (n,), or None.
+        dtype: The result's: the name of one of these.
+        keep: Whether the packed codes are kept: not for those of a weight that is in training.
 
     Returns:
-        float32 of shape (m, n).
+        Floats of shape (m, n).
     """
     if policy_kernels.available():
-        formats = (x_codes.dtype.name, codes.dtype.name)
-        x_bits, bits = x_codes.view(np.uint8), codes.view(np.uint8)
-        return policy_kernels.linear_f8(x_bits, x_scale, formats[0], bits, scale, formats[1], bias)
-    return reference_linear_f8(x_codes, x_scale, codes, scale, bias)
+        weight = packed_weight(codes) if keep else policy_kernels.pack(codes)
+        formats = x_codes.dtype.name, codes.dtype.name
+        bits = x_codes.view(np.uint8)
+        return policy_kernels.linear_f8(
+            bits, x_scale, formats[0], weight, scale, formats[1], bias, dtype=dtype
+        )
+    y = reference_linear_f8(x_codes, x_scale, codes, scale, as_bias(bias))
+    return _narrowed(y, dtype)
 
 
 def reference_linear_f8(
@@ -127,6 +177,16 @@ def product(x: Array, weight: Array) -> Array:
 def as_bias(bias: Array | None) -> Array | None:
     """Gives a bias in float32, in which it is added whatever the policy."""
     return None if bias is None else bias.astype(np.float32, copy=False)
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.float32, copy=False)
+
+
+def _narrowed(y: Array, dtype: str) -> Array:
+    # Overflow to infinity is what a cast to 16 bits means; it shows in the result.
+    with np.errstate(over="ignore"):
+        return y.astype(numpy_dtype(dtype), copy=False)
 
 
 def _product(x: Array, codes: Array) -> Array:
