@@ -23,6 +23,7 @@ lint: .venv/lint.stamp
 	$(BIN)/codespell
 
 bench: .venv/bench.stamp
+	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only
 
 wheel: .venv/lint.stamp

@@ -193,9 +193,10 @@ def backend(name: str | None = None) -> Backend:
 
 
 @functools.lru_cache
-def _find(chosen: str | None, said: str = "POLICY_BACKEND") -> Backend:
+def _find(chosen: str | bytes | None, said: str = "POLICY_BACKEND") -> Backend:
+    chosen = os.fsdecode(chosen or "numpy")
     try:
-        return _load(chosen or "numpy")
+        return _load(chosen)
     except KeyError:
         registered = sorted(_entry_points())
         raise BackendError(
@@ -233,6 +234,15 @@ def _own_tensor_backend(kind: type) -> Backend | None:
     return owner if owner.is_tensor_type(kind) else None
 
 
+# The variable is read for every array, so that a change is never overlooked. os.environ.get of a
+# name that is not set raises and catches inside, which takes half of all of convert_input's time;
+# the dict that it looks into does not. A test sets the variable and sees that this follows.
+_environment: Any = getattr(os.environ, "_data", None)
+_VARIABLE: Any = os.environ.encodekey("POLICY_BACKEND")
+if _environment is None:
+    _environment, _VARIABLE = os.environ, "POLICY_BACKEND"
+
+
 @functools.lru_cache(maxsize=4096)
 def _takes_any_backend(kind: type) -> bool:
     owner = _own_tensor_backend(kind)
@@ -245,8 +255,7 @@ def tensor_backend(kind: type) -> Backend | None:
     numpy's arrays belong to no framework: the chosen backend takes them.
     """
     if _takes_any_backend(kind):
-        # Read at each call, so that a change of the environment is never overlooked: 0.5 µs.
-        return _find(os.environ.get("POLICY_BACKEND"))
+        return _find(_environment.get(_VARIABLE))
     return _own_tensor_backend(kind)
 
 

@@ -135,7 +135,7 @@ def load(model: Any, path: str | os.PathLike[str]) -> Any:
 
 
 def _is_frozen(made: Plan) -> bool:
-    mode = made.policy.mode
+    mode = made.policy.quantization
     return made.quantized and mode is not None and mode.scheme.trainable and not made.trainable
 
 
@@ -152,15 +152,16 @@ def _names_at(path: str, arrays: "dict[str, np.ndarray]") -> list[str]:
 def _read(path: Path) -> "tuple[dict[str, np.ndarray], dict[str, Any]]":
     import ml_dtypes
     import numpy as np
-    from safetensors import SafetensorError, deserialize, safe_open
+    from safetensors import SafetensorError, deserialize
 
+    content = path.read_bytes()
     try:
-        with safe_open(path, framework="np") as opened:
-            metadata = opened.metadata() or {}
-        content = path.read_bytes()
         stored = deserialize(content)  # type: ignore[no-untyped-call]  # a Rust function
     except SafetensorError as error:
         raise CheckpointError(f"{str(path)!r} is not a whole safetensors file: {error}") from error
+    # deserialize has checked the form: a length of eight bytes, then that much JSON.
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     header = _header(path, metadata.get("policy_core"))
     arrays = {}
     for name, tensor in stored:

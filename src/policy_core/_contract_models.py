@@ -392,7 +392,7 @@ class ModelContract(ArrayContract):
         before = self.run(model, inputs(5))
         frozen = freeze(freeze(model))
         assert same_bits(self.run(frozen, inputs(5)), before)
-        if get(policy).mode is not None:
+        if get(policy).quantization is not None:
             assert self.state(frozen)["0/weight"].dtype.itemsize == 1
 
     @pytest.mark.parametrize("policy", POLICIES)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from policy_core._cli import main
 
 

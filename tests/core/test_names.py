@@ -186,6 +186,6 @@ def test_constructors_refuse(make, error, message):
 @pytest.mark.parametrize("value", [123, 1.5, True, [], object, np.float32(3)], ids=repr)
 def test_get_refuses_what_is_no_identifier(value):
     """What is neither name, dtype, config nor policy is refused and shown."""
-    with pytest.raises(ValueError, match="Cannot interpret `dtype` argument.") as caught:
+    with pytest.raises(ValueError, match="Cannot interpret `dtype` argument") as caught:
         pc.get(value)
     assert repr(value) in str(caught.value)

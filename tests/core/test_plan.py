@@ -3,13 +3,22 @@
 import dataclasses
 
 import pytest
+
 from policy_core import DTypePolicy, QuantizedFloat8DTypePolicy, get
 from policy_core._plan import LayerSpec, TensorSpec, plan
 from policy_core.errors import NoKernelError
 
 KERNELS = tuple(
     (name, f"{name}_test", "a note" if name == "linear_s8" else "")
-    for name in ("float", "rows_s8", "rows_f8", "linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
+    for name in (
+        "float",
+        "rows_s8",
+        "rows_f8",
+        "linear_s8",
+        "linear_s8w",
+        "linear_f8",
+        "linear_f8w",
+    )
 )
 LINEAR = LayerSpec(
     path="block/dense",

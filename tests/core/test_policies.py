@@ -33,7 +33,7 @@ def test_every_float_name_is_a_policy(name):
     """Every dtype's name and both mixed names are policies without a quantization mode."""
     policy = pc.DTypePolicy(name)
     assert policy == pc.FloatDTypePolicy(name) == pc.get(name)
-    assert (policy.name, policy.quantization_mode, policy.mode) == (name, None, None)
+    assert (policy.name, policy.quantization_mode, policy.quantization) == (name, None, None)
     assert policy.source_policy is policy
 
 
@@ -56,13 +56,18 @@ def test_dtypes(name, compute, variable):
     assert (policy.compute_dtype, policy.variable_dtype) == (compute, variable)
 
 
-@pytest.mark.parametrize("scheme", scheme_names())
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("scheme", "source"),
+    [
+        (scheme, source)
+        for scheme in scheme_names()
+        for source in SOURCES
+        # int8 refuses these two, as test_names.py shows.
+        if not (scheme == "int8" and source in ("float16", "mixed_float16"))
+    ],
+)
 def test_quantized_policies_say_their_parts(scheme, source):
     """A quantized policy of every scheme and source tells name, mode, source and dtypes."""
-    if scheme == "int8" and source.endswith("_float16" if "_" in source else "float16"):
-        if "b" not in source:
-            pytest.skip("int8 refuses it, as another test shows")
     mode = {"gptq": "gptq/4/32", "awq": "awq/4/32"}.get(scheme, scheme)
     policy = pc.QuantizedDTypePolicy(mode, source)
     assert policy == pc.get(f"{mode}_from_{source}")
@@ -107,7 +112,6 @@ def test_class_of_a_name(name, kind, attributes):
     assert type(policy) is kind
     assert {key: getattr(policy, key) for key in attributes} == attributes
     assert repr(policy) == f'<{kind.__name__} "{name}">'
-    assert repr(name).strip("'") == policy.name
 
 
 @pytest.mark.parametrize("kind", [pc.DTypePolicy, pc.FloatDTypePolicy])

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+
 import policy_core as pc
 import policy_numpy as pn
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
 from policy_core import _scaling
 from policy_core._dtypes import DTYPES
 from policy_core._scaling import FLOOR, AmaxState
@@ -16,7 +17,9 @@ E4M3 = "float8_e4m3fn"
 CODES = ("int8", E4M3, "float8_e5m2")
 
 finite = st.floats(-(2.0**127), 2.0**127, width=32)
-arrays = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=8), elements=finite)
+arrays = hnp.arrays(
+    np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=8), elements=finite
+)
 
 
 def scalar(value: float) -> np.ndarray:

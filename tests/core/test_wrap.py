@@ -5,9 +5,10 @@ import tracemalloc
 import weakref
 
 import numpy as np
+import pytest
+
 import policy_core as pc
 import policy_numpy as pn
-import pytest
 from policy_core.errors import LayerError, UnmatchedRuleError
 
 
@@ -38,13 +39,13 @@ class Encoder(pn.Layer):
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ({"encoder/layrs/.*": "float32"}, "Rule 'encoder/layrs/.*' matches no layer. Did you mean "
-         "'encoder/layers'?"),
-        ({"encoder": "float32"}, "it is the path of a container. For the layers inside write "
-         "'encoder/.*'."),
+        ({"encoder/layrs/.*": "float32"}, ("Rule 'encoder/layrs/.*' matches no layer. Did you mean "
+         "'encoder/layers'?")),
+        ({"encoder": "float32"}, ("it is the path of a container. For the layers inside write "
+         "'encoder/.*'.")),
         ({"encoder/layers/7": "float32"}, "Did you mean 'encoder/layers/"),
-        ({"zzz": "float32"}, "Layers: 'encoder/layers/0', 'encoder/layers/1', "
-         "'encoder/head/out'."),
+        ({"zzz": "float32"}, ("Layers: 'encoder/layers/0', 'encoder/layers/1', "
+         "'encoder/head/out'.")),
     ],
     ids=["typo", "container", "index", "nothing-near"],
 )  # fmt: skip
@@ -88,7 +89,9 @@ def test_unknown_options_are_refused(argument: dict[str, object]) -> None:
         pc.wrap(model(), "float32", **argument)
 
 
-@pytest.mark.parametrize("bad", [None, 3, "model", [1], np.ones(3), object(), lambda x: x], ids=repr)
+@pytest.mark.parametrize(
+    "bad", [None, 3, "model", [1], np.ones(3), object(), lambda x: x], ids=repr
+)
 def test_what_is_no_model_is_refused(bad: object) -> None:
     """The error says which frameworks there are, and what came."""
     for function in (pc.wrap, pc.unwrap, pc.freeze, pc.report):

@@ -50,10 +50,25 @@ class Layer:
             yield from _layers_in(name, value)
 
     def flatten(self, path: str = "") -> Iterator[tuple[str, "Layer"]]:
-        """Gives every leaf layer inside with its path; a leaf gives itself."""
+        """Gives every leaf layer inside with its path; a leaf gives itself.
+
+        Raises:
+            TypeError: A layer holds both layers and tensors, or defines `__call__` without layers.
+        """
         inside = list(self.children())
-        if not inside:
+        # What is refused here would never be reached by a policy, or not be saved.
+        if inside and self.tensors:
+            raise TypeError(
+                f"{type(self).__name__} at {path!r} holds layers and tensors of its own. Put the "
+                "tensors into a layer that defines compute()."
+            )
+        if not inside and type(self).__call__ is Layer.__call__:
             yield path, self
+        elif not inside and not isinstance(self, Sequential):
+            raise TypeError(
+                f"{type(self).__name__} at {path!r} defines __call__ but holds no layers. Define "
+                "compute() instead, so that its policy can act."
+            )
         for name, child in inside:
             yield from child.flatten(f"{path}/{name}" if path else name)
 
@@ -199,14 +214,14 @@ class Embedding(Layer):
 
     def checked_ids(self, ids: Any) -> Array:
         """Gives ids as an array; TypeError for other than integers, IndexError out of range."""
-        ids = np.asarray(ids)
-        if ids.dtype.kind not in "iu":
-            raise TypeError(f"Expected integer ids. Received dtype {ids.dtype}.")
-        if ids.size and not (ids.min() >= 0 and ids.max() < self.rows):
+        array: Array = np.asarray(ids)
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"Expected integer ids. Received dtype {array.dtype}.")
+        if array.size and not (array.min() >= 0 and array.max() < self.rows):
             raise IndexError(
-                f"Expected ids from 0 to {self.rows - 1}. Received {ids.min()} to {ids.max()}."
+                f"Expected ids from 0 to {self.rows - 1}. Received {array.min()} to {array.max()}."
             )
-        return ids
+        return array
 
     def _arguments(self) -> str:
         return f"{self.rows}, {self.width}"

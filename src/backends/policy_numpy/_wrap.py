@@ -24,9 +24,8 @@ def walk(model: Any) -> list[Site]:
     paths: dict[int, list[str]] = {}
     layers: dict[int, Layer] = {}
     for path, layer in model.flatten():
-        if type(layer).__call__ is Layer.__call__:
-            layers[id(layer)] = layer
-            paths.setdefault(id(layer), []).append(path)
+        layers[id(layer)] = layer
+        paths.setdefault(id(layer), []).append(path)
     kernels = kernel_table()
     return [
         Site(
