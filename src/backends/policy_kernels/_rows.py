@@ -34,8 +34,7 @@ def dequantize_rows(
         KernelsUnavailableError: the library was not built.
     """
     native = library()
-    table_dtype = codes.dtype.name if isinstance(codes, np.ndarray) else ""
-    if table_dtype not in CODES:
+    if codes.dtype.name not in CODES:
         raise TypeError(
             f"expected codes to be a {' or '.join(CODES)} array of shape (rows, width), "
             f"got {describe(codes)}"

@@ -19,16 +19,17 @@ MAX_CONTRACTION = 131_072
 
 PACKING_NOTE = "the first call adds a packed copy of the codes, as large as they are"
 
+KERNEL_FLOATS = ("float32", "bfloat16", "float16")
+"""What the kernels read and write; other floats go through float32."""
+
 OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
 
 
 def kernel_table() -> tuple[tuple[str, str, str], ...]:
     """Gives for each operation the kernel that runs, and what to know about it, for a LayerSpec."""
-    rows = [
-        ("float", "numpy", ""),
-        ("rows_s8", "rows_s8_numpy", ""),
-        ("rows_f8", "rows_f8_numpy", ""),
-    ]
+    native = policy_kernels.available()
+    look_up = policy_kernels.kernel_name("dequantize_rows") if native else "dequantize_rows_numpy"
+    rows = [("float", "numpy", ""), ("rows_s8", look_up, ""), ("rows_f8", look_up, "")]
     for operation in OPERATIONS:
         if policy_kernels.available():
             name = policy_kernels.kernel_name(operation)
@@ -212,8 +213,17 @@ def rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
         ids: Integers of any shape, at least 0 and less than `rows`.
         dtype: The canonical dtype name of the result.
     """
+    if policy_kernels.available() and dtype in KERNEL_FLOATS:
+        chosen = np.asarray(ids, np.int64)
+        return policy_kernels.dequantize_rows(codes, scale.reshape(-1), chosen, dtype)
+    return reference_rows(codes, scale, ids, dtype)
+
+
+def reference_rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
+    """`rows` in numpy, to the same bits."""
     values: Array = codes[ids].astype(np.float32) * scale[ids]
-    return values.astype(numpy_dtype(dtype))
+    with np.errstate(over="ignore"):
+        return values.astype(numpy_dtype(dtype))
 
 
 def check_last_axis(x: Any, expected: int) -> None:

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from ._models import Embedding, Layer
 
 
-KERNEL_FLOATS = ("float32", "bfloat16", "float16")
-"""What the kernels read and write; other floats go through float32."""
-
-
 @dataclass(frozen=True, eq=False)
 class Operands:
     """What a linear layer really multiplied, for its gradient; dequantized when it is asked for.
@@ -98,7 +94,7 @@ def linear(
     _kernels.check_last_axis(x, weight.shape[1])
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     bias = _as_kernel_float(tensors.get("bias"))
-    result_dtype = plan.compute_dtype if plan.compute_dtype in KERNEL_FLOATS else "float32"
+    result_dtype = plan.compute_dtype if plan.compute_dtype in _kernels.KERNEL_FLOATS else "float32"
     state: dict[str, Array] = {}
     x_column = None
     if plan.input_codes == "float8_e4m3fn":
@@ -127,7 +123,7 @@ def linear(
 
 def _as_kernel_float(x: Any) -> Any:
     """Gives a float array as it is if the kernels read its dtype, else in float32; None stays."""
-    if x is None or x.dtype.name in KERNEL_FLOATS:
+    if x is None or x.dtype.name in _kernels.KERNEL_FLOATS:
         return x
     return x.astype(np.float32)
 
