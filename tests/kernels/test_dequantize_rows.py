@@ -28,6 +28,8 @@ def test_rows_are_codes_times_scale(target, dtype, width):
         with np.errstate(invalid="ignore", over="ignore"):
             wide = codes[ids].astype(np.float32) * scale[ids][..., None]
             wanted = wide.astype(DTYPES[target])
+        packed = policy_kernels.dequantize_rows(policy_kernels.pack(codes), scale, ids, target)
+        assert np.array_equal(packed.view(np.uint8), y.view(np.uint8))
         assert y.shape == (*shape, width)
         assert np.array_equal(y.astype(np.float32), wanted.astype(np.float32), equal_nan=True)
 

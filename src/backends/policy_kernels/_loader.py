@@ -43,6 +43,10 @@ _SIGNATURES: dict[str, tuple[type, Sequence[type]]] = {
         c_int32,
         [_POINTER, _SIZE, _POINTER, _KIND, _SIZE, _SIZE, *_ROWS, _POINTER, _STRIDE, _KIND, *_ROWS],
     ),
+    "pk_dequantize_packed_rows": (
+        c_int32,
+        [_POINTER, _SIZE, _POINTER, _KIND, _SIZE, _SIZE, *[_POINTER] * 2, _STRIDE, _KIND, *_ROWS],
+    ),
     "pk_present_isas": (c_char_p, []),
     "pk_amx_permission": (c_char_p, []),
     "pk_set_num_threads": (c_int32, [_SIZE]),

@@ -141,6 +141,14 @@ PK_API pk_status pk_dequantize_rows(const pk_executor* executor, int64_t count, 
                                     int64_t ldw, const float* scale, int64_t scale_stride,
                                     pk_dtype y_dtype, void* y, int64_t ldy);
 
+/* The same from a table that pk_pack packed, with rows as its n and width as its k.
+ * w        a packed weight of rows, width and code */
+PK_API pk_status pk_dequantize_packed_rows(const pk_executor* executor, int64_t count,
+                                           const int64_t* ids, pk_format code, int64_t rows,
+                                           int64_t width, const void* w, const float* scale,
+                                           int64_t scale_stride, pk_dtype y_dtype, void* y,
+                                           int64_t ldy);
+
 /* The size of a packed weight [n][k]: all padding, and room to align it, included.
  * bytes (out) */
 PK_API pk_status pk_packed_bytes(int64_t n, int64_t k, int64_t* bytes);
