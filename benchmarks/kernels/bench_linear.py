@@ -65,7 +65,9 @@ def our_calls(operands: Operands, isas: list[str]) -> Calls:
         "f8": lambda: pk.linear_f8(x8, x8_scale, e4, packed8, scale8, e4, bias),
     }
     for isa in isas:
-        calls[f"s8 {isa}"] = lambda isa=isa: forced(isa, lambda: pk.linear_s8(x, packed, scale, bias))
+        calls[f"s8 {isa}"] = lambda isa=isa: forced(
+            isa, lambda: pk.linear_s8(x, packed, scale, bias)
+        )
     return calls
 
 
@@ -147,7 +149,9 @@ def line(name: str, result: dict[str, Any]) -> str:
 
 def show(result: dict[str, Any]) -> None:
     m, n, k = result["shape"]
-    print(f"\nM={m} N={n} K={k}" + "".join(f"  {i + 1}: {p}" for i, p in enumerate(result["peers"])))
+    print(
+        f"\nM={m} N={n} K={k}" + "".join(f"  {i + 1}: {p}" for i, p in enumerate(result["peers"]))
+    )
     head = "  ".join(f"{f'x of {i + 1}':>6}" for i in range(len(result["peers"])))
     print(f"  {'':<22} {'ms':>9}  limit  {head}")
     for name in result["ms"]:
@@ -193,8 +197,10 @@ def main() -> None:
     info = pk.build_info()
     print(f"{cpu_name()}, {options.threads} threads, {info!r}, numpy {np.__version__}")
     facts = {"pack_4096x4096_ms": pack_milliseconds(4096, 4096), "call_us": call_microseconds()}
-    print(f"packing 4096 x 4096: {facts['pack_4096x4096_ms']:.2f} ms; "
-          f"a call with next to nothing to do: {facts['call_us']:.2f} us")
+    print(
+        f"packing 4096 x 4096: {facts['pack_4096x4096_ms']:.2f} ms; "
+        f"a call with next to nothing to do: {facts['call_us']:.2f} us"
+    )
     limits = Limits(options.threads)
     shapes = sum(SHAPES.values(), []) if options.shapes == "all" else SHAPES[options.shapes]
     results = []
