@@ -16,16 +16,17 @@ import json
 import platform
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-import policy_kernels as pk
 from limits import Limits
 from peers import FLOAT_PEERS, PEERS, Operands, available
+
+import policy_kernels as pk
 from policy_kernels._info import cpu_name
 
 SHAPES = {
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
+    warnings.simplefilter("ignore")  # the peers' own
     pk.set_num_threads(options.threads)
     info = pk.build_info()
     print(f"{cpu_name()}, {options.threads} threads, {info!r}, numpy {np.__version__}")
@@ -202,7 +204,8 @@ def main() -> None:
         f"a call with next to nothing to do: {facts['call_us']:.2f} us"
     )
     limits = Limits(options.threads)
-    shapes = sum(SHAPES.values(), []) if options.shapes == "all" else SHAPES[options.shapes]
+    kinds = list(SHAPES) if options.shapes == "all" else [options.shapes]
+    shapes = [shape for kind in kinds for shape in SHAPES[kind]]
     results = []
     for shape in shapes:
         results.append(run(shape, options, limits))

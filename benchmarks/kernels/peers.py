@@ -1,5 +1,6 @@
 """What else multiplies on this machine: each peer makes a call of no arguments, or says why not."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -127,6 +128,7 @@ def onnxruntime_dynamic(operands: Operands, threads: int) -> Call:
 
 
 def tflite_dynamic(operands: Operands, threads: int) -> Call:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         import tensorflow as tf
     except ImportError as error:
@@ -178,9 +180,5 @@ def available(operands: Operands, threads: int, names: list[str]) -> Iterator[tu
             call()
         except Exception as error:
             print(f"skipped {name}: {str(error).splitlines()[0][:120]}", flush=True)
-            PEERS_SKIPPED.add(name)
             continue
         yield name, call
-
-
-PEERS_SKIPPED: set[str] = set()
