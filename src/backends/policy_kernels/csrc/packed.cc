@@ -41,6 +41,12 @@ void unpack_half(int64_t rows, int64_t length, const uint8_t* in, uint8_t* w, in
 
 uint32_t sum_of_codes(int64_t k, const int8_t* w) {
   int32_t sum = 0;
+  for (; k >= kBlock; k -= kBlock, w += kBlock) {
+    // A block's sum fits an int16, so that the compiler adds eight at a time.
+    int16_t block = 0;
+    for (int64_t i = 0; i < kBlock; ++i) block = static_cast<int16_t>(block + w[i]);
+    sum += block;
+  }
   for (int64_t i = 0; i < k; ++i) sum += w[i];
   return static_cast<uint32_t>(sum);
 }

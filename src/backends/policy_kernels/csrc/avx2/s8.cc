@@ -31,7 +31,7 @@ inline __m256i repeat(const int16_t* from) {
 template <int Rows, int Groups>
 inline void multiply_pass(int64_t blocks, const int16_t* x, const int8_t* panel, int first,
                           int32_t* sums) {
-  constexpr int64_t kAhead = 2 * kPanelBlockBytes;
+  constexpr int64_t kAhead = 8 * kPanelBlockBytes;
   __m256i totals[Rows][Groups];
 #pragma GCC unroll 16
   for (auto& row : totals) {

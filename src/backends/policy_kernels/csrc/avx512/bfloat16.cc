@@ -26,7 +26,7 @@ inline __m512bh repeat4(const uint16_t* from) {
 template <class Code, int Rows, int Halves>
 inline void add_run(int64_t blocks, const uint16_t* x, const int8_t* panel,
                     __m512 (*level)[2 * Halves]) {
-  constexpr int64_t kAhead = 2 * kPanelBlockBytes;
+  constexpr int64_t kAhead = 8 * kPanelBlockBytes;
   constexpr int kLines = (Rows * 2 + 15) / 16;  // cache lines of x for each k4
   __m512 totals[Rows][2 * Halves];
 #pragma GCC unroll 16
