@@ -4,7 +4,6 @@ Each operation has its plain reading in numpy here (`reference_…`). For int8 b
 bits; for float8 both keep within docs/numerics.md's bound.
 """
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ from ._quantize import quantize
 MAX_CONTRACTION = 131_072
 """So many int8 products always fit an int32 sum; longer ones are added in float32."""
 
-PACKING_NOTE = "the first call adds a packed copy of the codes, as large as they are"
-
 KERNEL_FLOATS = ("float32", "bfloat16", "float16")
 """What the kernels read and write; other floats go through float32."""
+
+Weight = Array | policy_kernels.PackedWeight
+"""A weight's codes, as an array of shape (n, k) or in the kernels' layout."""
 
 OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
 
@@ -33,8 +33,7 @@ def kernel_table() -> tuple[tuple[str, str, str], ...]:
     for operation in OPERATIONS:
         if policy_kernels.available():
             name = policy_kernels.kernel_name(operation)
-            scalar = "smaller, not faster: the scalar kernel runs; "
-            note = (scalar if name.endswith("scalar") else "") + PACKING_NOTE
+            note = "smaller, not faster: the scalar kernel runs" if name.endswith("scalar") else ""
         else:
             name = f"{operation}_numpy"
             note = f"smaller, not faster: no native kernels ({policy_kernels.build_info().reason})"
@@ -42,41 +41,37 @@ def kernel_table() -> tuple[tuple[str, str, str], ...]:
     return tuple(rows)
 
 
-_packed: dict[int, tuple[weakref.ref[Array], policy_kernels.PackedWeight]] = {}
-
-
-def packed_weight(codes: Array) -> policy_kernels.PackedWeight:
-    """Gives a weight in the kernels' layout, made at the first call and kept while `codes` lives.
-
-    From then on `codes` is read-only: a change would be seen by one of the two forms alone.
+def stored(codes: Array) -> Weight:
+    """Gives a weight's codes as a layer keeps them: packed, where there are kernels to read that.
 
     Args:
         codes: int8 or a float8 dtype, of shape (n, k).
     """
-    key = id(codes)
-    found = _packed.get(key)
-    if found is not None and found[0]() is codes:
-        return found[1]
-    packed = policy_kernels.pack(codes)
-    codes.flags.writeable = False
-    _packed[key] = weakref.ref(codes, lambda _: _packed.pop(key, None)), packed
-    return packed
+    return policy_kernels.pack(codes) if policy_kernels.available() else codes
 
 
-def packed_nbytes(codes: Array) -> int:
-    """Gives what the packed copy of a weight's codes takes now; 0 before its first product."""
-    found = _packed.get(id(codes))
-    return found[1].nbytes if found is not None and found[0]() is codes else 0
+def plain(weight: Weight) -> Array:
+    """Gives a weight's codes as an array of shape (n, k), bit for bit."""
+    if isinstance(weight, policy_kernels.PackedWeight):
+        return weight.unpack().view(numpy_dtype(weight.dtype))
+    return weight
+
+
+def shape_of(weight: Weight) -> tuple[int, ...]:
+    """Gives a weight's shape, packed or not."""
+    if isinstance(weight, policy_kernels.PackedWeight):
+        return (weight.n, weight.k)
+    return weight.shape
 
 
 def linear_s8(
-    x: Array, codes: Array, scale: Array, bias: Array | None, dtype: str = "float32"
+    x: Array, codes: Weight, scale: Array, bias: Array | None, dtype: str = "float32"
 ) -> Array:
     """Gives `x @ (codes * scale).T + bias` with the rows of `x` quantized on the way.
 
     Args:
         x: float32, bfloat16 or float16, of shape (m, k).
-        codes: int8 of shape (n, k).
+        codes: int8 of shape (n, k), as an array or packed.
         scale: float32 of shape (n,).
         bias: One of these floats of shape (n,), or None.
         dtype: The result's: the name of one of these.
@@ -85,8 +80,8 @@ def linear_s8(
         Floats of shape (m, n). A row of `x` with a NaN or an infinity gives a row of NaN.
     """
     if policy_kernels.available():
-        return policy_kernels.linear_s8(x, packed_weight(codes), scale, bias, dtype=dtype)
-    return _narrowed(reference_linear_s8(_wide(x), codes, scale, as_bias(bias)), dtype)
+        return policy_kernels.linear_s8(x, codes, scale, bias, dtype=dtype)
+    return _narrowed(reference_linear_s8(_wide(x), plain(codes), scale, as_bias(bias)), dtype)
 
 
 def reference_linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
@@ -103,21 +98,21 @@ def reference_linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None
 
 
 def linear_s8w(
-    x: Array, codes: Array, scale: Array, bias: Array | None, dtype: str = "float32"
+    x: Array, codes: Weight, scale: Array, bias: Array | None, dtype: str = "float32"
 ) -> Array:
     """Gives `(x @ codes.T) * scale + bias`; arguments and result as for `linear_s8`."""
     if policy_kernels.available():
-        return policy_kernels.linear_s8w(x, packed_weight(codes), scale, bias, dtype=dtype)
-    return _narrowed(reference_weight_only(_wide(x), codes, scale, as_bias(bias)), dtype)
+        return policy_kernels.linear_s8w(x, codes, scale, bias, dtype=dtype)
+    return _narrowed(reference_weight_only(_wide(x), plain(codes), scale, as_bias(bias)), dtype)
 
 
 def linear_f8w(
-    x: Array, codes: Array, scale: Array, bias: Array | None, dtype: str = "float32"
+    x: Array, codes: Weight, scale: Array, bias: Array | None, dtype: str = "float32"
 ) -> Array:
     """Gives `(x @ codes.T) * scale + bias` for codes of a float8 dtype; else as `linear_s8`."""
     if policy_kernels.available():
-        return policy_kernels.linear_f8w(x, packed_weight(codes), scale, bias=bias, dtype=dtype)
-    return _narrowed(reference_weight_only(_wide(x), codes, scale, as_bias(bias)), dtype)
+        return policy_kernels.linear_f8w(x, _packed(codes), scale, bias=bias, dtype=dtype)
+    return _narrowed(reference_weight_only(_wide(x), plain(codes), scale, as_bias(bias)), dtype)
 
 
 def reference_weight_only(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
@@ -128,34 +123,37 @@ def reference_weight_only(x: Array, codes: Array, scale: Array, bias: Array | No
 def linear_f8(
     x_codes: Array,
     x_scale: Array,
-    codes: Array,
+    codes: Weight,
     scale: Array,
     bias: Array | None,
     dtype: str = "float32",
-    keep: bool = True,
 ) -> Array:
     """Gives `(x_codes @ codes.T) * (x_scale * scale) + bias`.
 
     Args:
         x_codes: A float8 dtype, of shape (m, k).
         x_scale: float32 of shape (m,), or () for one scale of the tensor.
-        codes: A float8 dtype, of shape (n, k).
+        codes: A float8 dtype, of shape (n, k), as an array or packed.
         scale: float32 of shape (n,), or ().
         bias: float32, bfloat16 or float16 of shape (n,), or None.
         dtype: The result's: the name of one of these.
-        keep: Whether the packed codes are kept: not for those of a weight that is in training.
 
     Returns:
         Floats of shape (m, n).
     """
     if policy_kernels.available():
-        weight = packed_weight(codes) if keep else policy_kernels.pack(codes)
-        formats = x_codes.dtype.name, codes.dtype.name
-        bits = x_codes.view(np.uint8)
+        weight = _packed(codes)
         return policy_kernels.linear_f8(
-            bits, x_scale, formats[0], weight, scale, formats[1], bias, dtype=dtype
+            x_codes.view(np.uint8),
+            x_scale,
+            x_codes.dtype.name,
+            weight,
+            scale,
+            weight.dtype,
+            bias,
+            dtype=dtype,
         )
-    y = reference_linear_f8(x_codes, x_scale, codes, scale, as_bias(bias))
+    y = reference_linear_f8(x_codes, x_scale, plain(codes), scale, as_bias(bias))
     return _narrowed(y, dtype)
 
 
@@ -178,6 +176,12 @@ def product(x: Array, weight: Array) -> Array:
 def as_bias(bias: Array | None) -> Array | None:
     """Gives a bias in float32, in which it is added whatever the policy."""
     return None if bias is None else bias.astype(np.float32, copy=False)
+
+
+def _packed(weight: Weight) -> policy_kernels.PackedWeight:
+    if isinstance(weight, policy_kernels.PackedWeight):
+        return weight
+    return policy_kernels.pack(weight)
 
 
 def _wide(x: Array) -> Array:
@@ -204,11 +208,11 @@ def _scaled(total: Array, scale: Array, bias: Array | None) -> Array:
         return y if bias is None else y + bias
 
 
-def rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
+def rows(codes: Weight, scale: Array, ids: Array, dtype: str) -> Array:
     """Gives the dequantized rows of an embedding.
 
     Args:
-        codes: Codes of shape (rows, width).
+        codes: Codes of shape (rows, width), as an array or packed.
         scale: float32 of shape (rows, 1).
         ids: Integers of any shape, at least 0 and less than `rows`.
         dtype: The canonical dtype name of the result.
@@ -216,7 +220,7 @@ def rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
     if policy_kernels.available() and dtype in KERNEL_FLOATS:
         chosen = np.asarray(ids, np.int64)
         return policy_kernels.dequantize_rows(codes, scale.reshape(-1), chosen, dtype)
-    return reference_rows(codes, scale, ids, dtype)
+    return reference_rows(plain(codes), scale, ids, dtype)
 
 
 def reference_rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:

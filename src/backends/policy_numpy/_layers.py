@@ -26,13 +26,13 @@ class Operands:
     Attributes:
         x_values: Floats or codes of shape (m, k).
         x_scale: The scales of codes, to broadcast; None for floats.
-        codes: The weight's codes, of shape (n, k).
+        codes: The weight's codes, of shape (n, k), as an array or packed.
         scale: Their scales, to broadcast.
     """
 
     x_values: Array
     x_scale: Array | None
-    codes: Array
+    codes: _kernels.Weight
     scale: Array
 
     @functools.cached_property
@@ -45,7 +45,7 @@ class Operands:
     @functools.cached_property
     def weight(self) -> Array:
         """float32 of shape (n, k)."""
-        return dequantize(self.codes, self.scale)
+        return dequantize(_kernels.plain(self.codes), self.scale)
 
 
 def call(layer: "Layer", x: Any, training: bool) -> Array:
@@ -91,7 +91,8 @@ def linear(
         ValueError: The last axis of `x` has another size than the weight's.
     """
     weight = tensors["weight"]
-    _kernels.check_last_axis(x, weight.shape[1])
+    n, k = _kernels.shape_of(weight)
+    _kernels.check_last_axis(x, k)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     bias = _as_kernel_float(tensors.get("bias"))
     result_dtype = plan.compute_dtype if plan.compute_dtype in _kernels.KERNEL_FLOATS else "float32"
@@ -102,9 +103,7 @@ def linear(
         moving = training and plan.trainable and len(rows) > 0
         x_codes, x_scale = _input_codes(rows, tensors, plan, moving, state)
         codes, scale = _weight_codes(tensors, plan, moving, state)
-        y = _kernels.linear_f8(
-            x_codes, x_scale, codes, scale, bias, result_dtype, keep=not plan.trainable
-        )
+        y = _kernels.linear_f8(x_codes, x_scale, codes, scale, bias, result_dtype)
         x_column = x_scale if x_scale.ndim == 0 else x_scale[:, None]
         rows = x_codes
     else:
@@ -117,7 +116,7 @@ def linear(
         y = operation(_as_kernel_float(rows), codes, scale, bias, result_dtype)
     column = scale if scale.ndim == 0 else scale[:, None]
     operands = Operands(rows, x_column, codes, column)
-    shaped = y.reshape(*x.shape[:-1], weight.shape[0])
+    shaped = y.reshape(*x.shape[:-1], n)
     return convert_input(shaped, plan.compute_dtype), operands, state
 
 
@@ -175,7 +174,7 @@ def float_tensor(layer: "Layer", name: str) -> Array:
     plan = None if layer.wrapping is None else layer.wrapping.plan
     if name == "weight" and plan is not None and plan.quantized and not plan.trainable:
         dtype = next(spec.dtype for spec in layer.plain_specs if spec.name == name)
-        return dequantize(tensor, layer.tensors["weight_scale"], dtype)
+        return dequantize(_kernels.plain(tensor), layer.tensors["weight_scale"], dtype)
     return tensor
 
 
