@@ -51,7 +51,11 @@ array = pn.backend.to_numpy
 
 
 def state(of: pn.Sequential) -> dict[str, bytes]:
-    return {f"{p}/{n}": array(a).tobytes() for p, l in of.flatten() for n, a in l.tensors.items()}
+    return {
+        f"{path}/{name}": array(tensor).tobytes()
+        for path, layer in of.flatten()
+        for name, tensor in layer.tensors.items()
+    }
 
 
 def test_tensors_are_plain(saved: Path) -> None:

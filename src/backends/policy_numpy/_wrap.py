@@ -71,18 +71,12 @@ def apply(model: Layer, steps: Sequence[Step]) -> Layer:
     for step in steps:
         layer: Layer = step.site.layer
         packed = keys[id(step)] in multiplied
+        made = shared.setdefault(keys[id(step)], {})
         if step.wrapping is None:
             tensors = {**layer.tensors, **(step.floats or {})}
         elif step.stored is not None:
-            tensors = dict(step.stored)
-            if step.wrapping.plan.quantized and not step.wrapping.plan.trainable and packed:
-                key = id(step.stored["weight"])
-                made = shared.setdefault(("file", key), {})
-                if "weight" not in made:
-                    made["weight"] = stored(step.stored["weight"])
-                tensors["weight"] = made["weight"]
+            tensors = _from_file(step.stored, step.wrapping.plan, made, packed)
         else:
-            made = shared.setdefault(keys[id(step)], {})
             tensors = _made(step, step.wrapping.plan, made, packed)
         if layer.wrapping is None:
             layer.plain_specs = step.site.spec.tensors
@@ -162,6 +156,17 @@ def _float(step: Step, name: str) -> Array:
     if step.floats is not None:
         return step.floats[name]
     return float_tensor(step.site.layer, name)
+
+
+def _from_file(
+    arrays: dict[str, Array], plan: Plan, shared: dict[str, Any], packed: bool
+) -> dict[str, Any]:
+    """Gives the tensors of a file, the codes that are multiplied in the kernels' layout."""
+    if not (plan.quantized and not plan.trainable and packed):
+        return dict(arrays)
+    if "weight" not in shared:
+        shared["weight"] = stored(arrays["weight"])
+    return {**arrays, "weight": shared["weight"]}
 
 
 def _made(step: Step, plan: Plan, shared: dict[str, Any], packed: bool) -> dict[str, Any]:
