@@ -10,9 +10,21 @@ import numpy as np
 from policy_core._backend import Site, Step
 
 from . import _casting, _quantize, _sites, _wrap
+from ._arrays import QuantizedArray as QuantizedArray
+from ._arrays import dot as dot
+from ._arrays import dot_general as dot_general
+from ._arrays import dot_general_cls as dot_general_cls
+from ._arrays import einsum as einsum
+from ._arrays import quantize_array as quantize_array
+from ._arrays import training_dot as training_dot
 from ._casting import cast_tree as cast_tree
+from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._ops import Array
 from ._quantize import dequantize as dequantize
+from ._states import apply_gradient_state as apply_gradient_state
+from ._states import trainable as trainable
+from ._trees import Parameters as Parameters
+from ._trees import quantize as quantize
 
 
 class JaxBackend:
@@ -71,4 +83,21 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
 
 
-__all__ = ["JaxBackend", "backend", "cast_tree", "dequantize"]
+__all__ = [
+    "DynamicLossScale",
+    "JaxBackend",
+    "Parameters",
+    "QuantizedArray",
+    "apply_gradient_state",
+    "backend",
+    "cast_tree",
+    "dequantize",
+    "dot",
+    "dot_general",
+    "dot_general_cls",
+    "einsum",
+    "quantize",
+    "quantize_array",
+    "trainable",
+    "training_dot",
+]

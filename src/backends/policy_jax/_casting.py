@@ -54,10 +54,15 @@ def cast_tree(tree: Any, dtype: str) -> Any:
     """Gives any pytree with its floating arrays cast; keys, integers and static parts untouched.
 
     `pc.convert_input` walks dicts, lists, tuples and dataclasses of any framework; this walks
-    what JAX knows as a pytree, custom nodes too.
+    what JAX knows as a pytree, custom nodes too. What has a policy of its own, such as a quantized
+    array with its float32 scales, stays as it is.
     """
     arrays = (jax.Array, np.ndarray, np.generic)
-    return jax.tree.map(lambda x: convert_input(x, dtype) if isinstance(x, arrays) else x, tree)
+    return jax.tree.map(
+        lambda x: convert_input(x, dtype) if isinstance(x, arrays) else x,
+        tree,
+        is_leaf=lambda node: hasattr(node, "dtype_policy"),
+    )
 
 
 def from_numpy(x: Any) -> Array:

@@ -102,9 +102,9 @@ def with_state(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     def run(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         cells: dict[int, Cell] = {}
         for _, layer in _flatten(model, ""):
-            if isinstance(layer, PolicyLayer) and layer.wrapping.plan.delayed:
-                if layer.wrapping.plan.trainable:
-                    cells[id(layer)] = Cell(state_of(layer.tensors))
+            made = layer.wrapping.plan if isinstance(layer, PolicyLayer) else None
+            if made is not None and made.delayed and made.trainable:
+                cells[id(layer)] = Cell(state_of(layer.tensors))
         placed = {key: _cell_placer(cell) for key, cell in cells.items()}
         result = function(map_layers(model, placed), *args, **kwargs)
         return result, map_layers(model, {key: _state_taker(c) for key, c in cells.items()})

@@ -100,8 +100,6 @@ def _linear_general(layer: nnx.LinearGeneral) -> Form:
 
 
 def _einsum(layer: nnx.Einsum) -> Form:
-    if layer.einsum_str is None:
-        return Form("linear", left_out="its equation is given only when it is called")
     try:
         equation = Equation.parse(layer.einsum_str)
     except ValueError as error:

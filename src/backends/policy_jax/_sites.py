@@ -91,6 +91,11 @@ def layer_spec(
     )
 
 
+def weight_spec(shape: tuple[int, ...], dtype: str) -> tuple[TensorSpec, ...]:
+    """Gives the specs of a layer that has a weight alone."""
+    return (TensorSpec("weight", tuple(shape), dtype),)
+
+
 def float_tensor(site: Site, name: str) -> Array:
     """Gives a layer's tensor as a float in the files' shape, dequantized if need be."""
     tensor = site.tensors[name].read()

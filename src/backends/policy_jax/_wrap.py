@@ -8,7 +8,10 @@ from typing import Any
 from policy_core._backend import Site, Step
 from policy_core._dtypes import shorten
 
+from . import _functions, _trees
+from ._functions import PolicyFunction
 from ._sites import Stored
+from ._trees import Parameters
 
 
 def walk(model: Any) -> list[Site]:
@@ -33,6 +36,10 @@ def storage_key(x: Any) -> object:
 
 def _front(model: Any) -> ModuleType:
     """Gives the module of this package that serves a kind of model."""
+    if isinstance(model, Parameters):
+        return _trees
+    if isinstance(model, PolicyFunction):
+        return _functions
     nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(model, nnx.Module):
         from . import _nnx
@@ -50,7 +57,13 @@ def _front(model: Any) -> ModuleType:
             from . import _linen
 
             return _linen
-        # A module alone has no parameters to wrap.
+    if linen is not None and isinstance(model, linen.Module):
+        raise TypeError(
+            "A flax linen module alone has no parameters to wrap. Use pc.wrap((module, variables), "
+            f"policy), with the variables from module.init. Received: {shorten(model)}"
+        )
+    if callable(model):
+        return _functions
     raise TypeError(
         "Expected a flax nnx module, a pair (flax linen module, variables), an equinox module or a "
         f"function. Received: {shorten(model)} of type {type(model)}"
