@@ -211,5 +211,5 @@ def test_cast_tree_walks_custom_nodes():
     tree = {"q": policy_jax.quantize_array(jnp.ones((8, 4)), "int8_from_float32"), "x": jnp.ones(2)}
     cast = policy_jax.cast_tree(tree, "bfloat16")
     assert cast["x"].dtype == jnp.bfloat16
-    assert cast["q"].tensors["weight"].dtype == jnp.int8
+    assert same_bits(cast["q"].tensors["weight"], tree["q"].tensors["weight"])
     assert cast["q"].tensors["weight_scale"].dtype == jnp.float32

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import policy_core as pc
 from policy_core import DTypePolicy
 from policy_core._backend import Site, Step, Wrapping
-from policy_core._plan import LayerSpec, TensorSpec, plan
+from policy_core._plan import plan
 
-from . import _layers, _sites
+from . import _layers, _native, _sites
 from ._forms import Arrange, Axes, Equation, general
-from ._kernels import kernel_table
-from ._ops import Array, numpy_dtype, platform
+from ._ops import Array, numpy_dtype
 from ._quantize import dequantize
 from ._sites import Stored
 
@@ -75,6 +74,9 @@ class QuantizedArray:
         """Gives the weight as floats, in its own shape and the variable dtype."""
         made, weight = self.wrapping.plan, self.tensors["weight"]
         if not made.trainable:
+            if _native.is_packed(weight):
+                shape = self.axes.file_shape(self.shape)
+                weight = _native.unpacked_inside(weight, shape, str(made.weight_codes))
             weight = dequantize(weight, self.tensors["weight_scale"], made.variable_dtype)
         return self.axes.from_file(weight, self.shape)
 
@@ -114,7 +116,7 @@ def quantize_array(
     contracted = tuple(axis % weight.ndim for axis in contracted_axes)
     axes = Axes(tuple(a for a in range(weight.ndim) if a not in contracted), contracted)
     stored = Stored(weight, axes)
-    spec = _spec("", stored, platform(weight))
+    spec = _sites.layer_spec("", "Array", "linear", {"weight": stored}, None, "")
     made = plan(pc.get(policy), spec)
     if not made.quantized:
         raise ValueError(f"Expected a quantized policy. Received: {made.policy.name!r}.")
@@ -123,18 +125,6 @@ def quantize_array(
     if not isinstance(weight, jax.core.Tracer):  # inside jit there is no value to look at
         _sites.validate(step)
     return QuantizedArray(_sites.made(step, made), axes, tuple(weight.shape), step.wrapping)
-
-
-def _spec(path: str, weight: Stored, device: str) -> LayerSpec:
-    return LayerSpec(
-        path=path,
-        layer_type="Array",
-        kind="linear",
-        tensors=(TensorSpec("weight", weight.shape, str(weight.dtype)),),
-        contracted_axes=(1,),
-        device=device,
-        kernels=kernel_table(device),
-    )
 
 
 def dot(x: Any, w: Any) -> Array:

@@ -181,8 +181,10 @@ def _site(paths: tuple[str, ...], layer: Any) -> Site:
     what = form(plain)
     wrapping = layer.wrapping if isinstance(layer, PolicyLayer) else None
     if wrapping is not None and wrapping.plan.quantized:
-        names = (spec.name for spec in wrapping.plan.storage)
-        tensors = {name: Stored(layer.tensors[name]) for name in names}
+        tensors = {
+            spec.name: Stored(layer.tensors[spec.name], codes=spec)
+            for spec in wrapping.plan.storage
+        }
     else:
         tensors = {name: _stored(name, array, what) for name, array in _arrays(plain).items()}
     specs = None if wrapping is None else layer.plain

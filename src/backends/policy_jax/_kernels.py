@@ -1,31 +1,48 @@
 """Products with codes, by XLA's own dots: int8 to the reference's bits, float8 within its bound.
 
-Every function takes `x` of shape (..., k) and weights of shape (n, k), and gives float32 of shape
+They run on GPUs and TPUs, on sharded arrays, and where the native kernels were not built; `_native`
+has the others. Every function takes `x` of shape (..., k) and weights of shape (n, k), and gives float32 of shape
 (..., n). Leading axes are left as they are, so that a sharded batch stays sharded.
 """
 
 import jax
 import jax.numpy as jnp
 
+import policy_kernels
+
+from . import _native
 from ._ops import Array, platform, rounded
 from ._quantize import quantize
 
 MAX_CONTRACTION = 131_072
 """So many int8 products always fit an int32 sum; longer ones are added in float32."""
 
-_CPU_NOTE = "smaller, not faster: XLA's own dot runs"
+PRODUCTS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
 
 
-def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
-    """Gives for each operation the kernel that runs, and what to know about it, for a LayerSpec."""
-    note = _CPU_NOTE if device == "cpu" else ""
-    products = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
-    return (
-        ("float", "xla", ""),
-        ("rows_s8", "rows_s8_xla", ""),
-        ("rows_f8", "rows_f8_xla", ""),
-        *((operation, f"{operation}_xla", note) for operation in products),
-    )
+def kernel_table(device: str, single: bool = True) -> tuple[tuple[str, str, str], ...]:
+    """Gives for each operation the kernel that runs, and what to know about it, for a LayerSpec.
+
+    Args:
+        device: `"cpu"`, `"cuda"`, `"tpu"`, …
+        single: Whether the layer is on one device; a custom call would gather what is sharded.
+    """
+    rows = [("float", "xla", ""), ("rows_s8", "rows_s8_xla", ""), ("rows_f8", "rows_f8_xla", "")]
+    for operation in PRODUCTS:
+        name, note = f"{operation}_xla", ""
+        if device == "cpu" and single and _native.available():
+            name = policy_kernels.kernel_name(operation)
+            note = "smaller, not faster: the scalar kernel runs" if name.endswith("scalar") else ""
+        elif device == "cpu":
+            why = _native.reason_against() if single else "the layer is on several devices"
+            note = f"smaller, not faster: XLA's own dot runs ({why})"
+        rows.append((operation, name, note))
+    return tuple(rows)
+
+
+def is_native(kernel: str) -> bool:
+    """Says whether a plan's kernel is one of policy_kernels."""
+    return not kernel.endswith("_xla")
 
 
 def linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:

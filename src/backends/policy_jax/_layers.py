@@ -10,7 +10,7 @@ from policy_core._casting import convert
 from policy_core._plan import STATE_SUFFIXES, Plan
 from policy_core._scaling import AmaxState
 
-from . import _delayed, _kernels
+from . import _delayed, _kernels, _native
 from ._ops import Array, numpy_dtype
 from ._quantize import dequantize, encode, quantize
 
@@ -21,6 +21,8 @@ class Recipe(NamedTuple):
     """What of a plan a call depends on; layers that differ in paths alone share compiled code.
 
     Attributes are those of `policy_core._plan.Plan`, but:
+        shape: The weight's (n, k).
+        native: Whether policy_kernels multiplies.
         training: Whether delayed-scaling state moves.
     """
 
@@ -31,6 +33,8 @@ class Recipe(NamedTuple):
     trainable: bool
     compute_dtype: str
     variable_dtype: str
+    shape: tuple[int, int]
+    native: bool
     training: bool
 
 
@@ -46,6 +50,8 @@ def recipe(plan: Plan, training: bool = False) -> Recipe:
         trainable=plan.trainable,
         compute_dtype=plan.compute_dtype,
         variable_dtype=plan.variable_dtype,
+        shape=next(spec.shape for spec in plan.storage if spec.name == "weight"),  # type: ignore[arg-type]
+        native=_kernels.is_native(plan.kernel),
         training=training and plan.delayed and plan.trainable,
     )
 
@@ -65,7 +71,7 @@ def linear(how: Recipe, x: Array, tensors: Tensors) -> tuple[Array, Tensors]:
     Raises:
         ValueError: The last axis of `x` has another size than the weight's.
     """
-    width = tensors["weight"].shape[1]
+    width = how.shape[1]
     if x.ndim == 0 or x.shape[-1] != width:
         raise ValueError(f"Expected an input of shape (..., {width}). Received shape {x.shape}.")
     if x.size == 0:
@@ -84,20 +90,33 @@ _jitted_linear = jax.jit(_linear, static_argnums=0)
 def _forward(how: Recipe, x: Array, tensors: Tensors) -> tuple[tuple[Array, Tensors], Any]:
     bias = tensors.get("bias")
     state = {name: t for name, t in tensors.items() if is_state(name, tensors)}
-    weight = tensors["weight"]
     if how.input_codes == "float8_e4m3fn":
         x_codes, x_scale = _input_codes(how, x, tensors, state)
         codes, scale = _weight_codes(how, tensors, state)
-        y = _kernels.linear_f8(x_codes, x_scale, codes, scale, bias)
     else:
-        codes, scale = weight, tensors["weight_scale"].reshape(-1)
-        product = _kernels.linear_s8 if how.input_codes else _kernels.linear_weight_only
-        y = product(x, codes, scale, bias)
+        codes, scale = tensors["weight"], tensors["weight_scale"].reshape(-1)
         x_codes = x_scale = None
+    if how.native:
+        operation = "linear_f8" if x_scale is not None else _operation(how)
+        given = x if x_codes is None else x_codes
+        kinds = (operation, how.shape, how.weight_codes, how.compute_dtype)
+        y = _native.linear(*kinds, given, codes, scale, bias, x_scale)
+    elif x_codes is not None:
+        y = _kernels.linear_f8(x_codes, x_scale, codes, scale, bias)
+    elif how.input_codes:
+        y = _kernels.linear_s8(x, codes, scale, bias)
+    else:
+        y = _kernels.linear_weight_only(x, codes, scale, bias)
     multiplied = (x_codes, x_scale) if how.trainable else None
     names = dict.fromkeys(tensors)
     residuals = (multiplied, codes, scale, _role(tensors, "output_grad"), names)
     return (y.astype(numpy_dtype(how.compute_dtype)), state), residuals
+
+
+def _operation(how: Recipe) -> str:
+    if how.input_codes:
+        return "linear_s8"
+    return "linear_s8w" if how.weight_codes == "int8" else "linear_f8w"
 
 
 def _backward(how: Recipe, residuals: Any, cotangents: Any) -> tuple[Array, dict[str, Any]]:
@@ -122,6 +141,8 @@ def _backward(how: Recipe, residuals: Any, cotangents: Any) -> tuple[Array, dict
         )
         result["weight"] = dw.astype(variable_dtype)
     column = scale if scale.ndim == 0 else scale[:, None]
+    if _native.is_packed(codes):
+        codes = _native.unpacked_inside(codes, how.shape, how.weight_codes)
     weight = dequantize(codes, column)
     dx = _kernels.product(g, weight.T)
     # None is every dtype's "no gradient": float0 for integer codes, zeros for scales and states.

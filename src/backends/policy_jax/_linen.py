@@ -137,7 +137,7 @@ def _site(variables: Any, paths: tuple[str, ...], node: Any, layers: dict[str, L
         }
         for spec in plan.storage:
             if spec.name in found:
-                tensors[spec.name] = Stored(found[spec.name])
+                tensors[spec.name] = Stored(found[spec.name], codes=spec)
             elif spec.name == "weight":
                 tensors["weight"] = Stored(own[what.weight], what.axes)
             else:

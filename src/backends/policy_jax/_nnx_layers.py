@@ -16,7 +16,7 @@ from policy_core._plan import TensorSpec
 from . import _kernels, _layers
 from ._nnx_forms import form
 from ._ops import Array, numpy_dtype
-from ._sites import Stored, read_all
+from ._sites import Stored
 
 
 class Codes(nnx.Variable):
@@ -141,7 +141,8 @@ def quantized_tensors(layer: Any) -> dict[str, Stored]:
         if spec.name == "weight" and plan.trainable:
             tensors["weight"] = Stored(getattr(layer, what.weight), what.axes)
         else:
-            tensors[spec.name] = Stored(getattr(layer, spec.name), None, spec.name == "bias")
+            flat = spec.name == "bias"
+            tensors[spec.name] = Stored(getattr(layer, spec.name), None, flat, spec)
     return tensors
 
 
@@ -157,11 +158,17 @@ def _linear(layer: Any, arrange: Any, x: Array, *rest: Any, **kwargs: Any) -> Ar
     training = plan.delayed and plan.trainable and not layer.use_running_average
     how = _layers.recipe(plan, training)
     rows, finish = arrange(x)
-    y, state = _layers.linear(how, rows, read_all(quantized_tensors(layer)))
+    tensors = quantized_tensors(layer)
+    y, state = _layers.linear(how, rows, {name: _operand(t) for name, t in tensors.items()})
     if training and rows.size:
         for name, value in state.items():
             getattr(layer, name).set_value(value)
     return finish(y)
+
+
+def _operand(tensor: Stored) -> Array:
+    """Gives a tensor in the form that products take: packed codes as they are."""
+    return tensor.read() if tensor.codes is None else tensor.array
 
 
 def _embedding(layer: Any, ids: Array, out_sharding: Any = None) -> Array:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,9 +10,9 @@ from policy_core._backend import Site, Step
 from policy_core._dtypes import standardize_dtype
 from policy_core._plan import STATE_SUFFIXES, LayerKind, LayerSpec, Plan, TensorSpec
 
-from . import _delayed
+from . import _delayed, _native
 from ._forms import Axes
-from ._kernels import kernel_table
+from ._kernels import is_native, kernel_table
 from ._layers import Recipe, frozen_weight, recipe
 from ._ops import Array, numpy_dtype, platform
 from ._quantize import dequantize, quantize
@@ -23,11 +24,22 @@ class Stored:
     Attributes:
         source: What holds it: an array, or a flax Variable, which gives it its identity.
         shape: Its shape in files: a weight is (out, in), a bias (out,).
+        codes: What is packed in the array, where it is packed.
     """
 
-    def __init__(self, source: Any, axes: Axes | None = None, flat: bool = False) -> None:
+    def __init__(
+        self,
+        source: Any,
+        axes: Axes | None = None,
+        flat: bool = False,
+        codes: TensorSpec | None = None,
+    ) -> None:
         self.source = source
         self.axes = axes
+        self.codes = codes if codes is not None and _native.is_packed(self.array) else None
+        if self.codes is not None:
+            self.shape = self.codes.shape
+            return
         shape = tuple(self.array.shape)
         self.shape = axes.file_shape(shape) if axes else (-1,) if flat else shape
         if flat:
@@ -42,7 +54,7 @@ class Stored:
     @property
     def dtype(self) -> Any:
         """Its dtype."""
-        return self.array.dtype
+        return self.array.dtype if self.codes is None else numpy_dtype(self.codes.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -52,6 +64,8 @@ class Stored:
     def read(self) -> Array:
         """Gives it in the shape that files have."""
         array = self.array
+        if self.codes is not None:
+            return _native.unpacked(array, self.codes.shape, self.codes.dtype)
         return self.axes.to_file(array) if self.axes else array.reshape(self.shape)
 
 
@@ -78,7 +92,8 @@ def layer_spec(
             TensorSpec(name, tensor.shape, standardize_dtype(tensor.dtype))
             for name, tensor in tensors.items()
         )
-    device = platform(next(iter(tensors.values())).array) if tensors else platform(None)
+    first = next(iter(tensors.values())).array if tensors else None
+    device = platform(first)
     return LayerSpec(
         path=path,
         layer_type=layer_type,
@@ -87,8 +102,15 @@ def layer_spec(
         contracted_axes=(1,) if kind in ("linear", "embedding") else (),
         device=device,
         left_out=left_out,
-        kernels=kernel_table(device),
+        kernels=kernel_table(device, single_device(first)),
     )
+
+
+def single_device(array: Any) -> bool:
+    """Says whether an array is on one device; a tracer counts as if it were."""
+    if array is None or isinstance(array, jax.core.Tracer):
+        return True
+    return len(array.devices()) == 1
 
 
 def weight_spec(shape: tuple[int, ...], dtype: str) -> tuple[TensorSpec, ...]:
@@ -132,8 +154,9 @@ def validate(step: Step) -> None:
 def made(step: Step, plan: Plan) -> dict[str, Array]:
     """Gives the tensors of `plan.storage` in the files' shapes: what is there, made, or given."""
     if step.stored is not None:
-        return {name: jnp.asarray(array) for name, array in step.stored.items()}
-    tensors: dict[str, Array] = {}
+        tensors = {name: jnp.asarray(array) for name, array in step.stored.items()}
+        return _laid_out(tensors, plan, step.site)
+    tensors = {}
     for spec in plan.storage:
         if spec.name == "weight" and plan.quantized and not plan.trainable:
             tensors["weight"], tensors["weight_scale"] = _codes(step, plan)
@@ -143,6 +166,14 @@ def made(step: Step, plan: Plan) -> dict[str, Array]:
             tensors[spec.name] = _state_tensor(step.site, spec)
         else:
             tensors[spec.name] = _float(step, spec.name).astype(numpy_dtype(spec.dtype))
+    return _laid_out(tensors, plan, step.site)
+
+
+def _laid_out(tensors: dict[str, Array], plan: Plan, site: Site) -> dict[str, Array]:
+    """Gives tensors with the codes of a product packed, where the kernels will read them."""
+    codes = plan.quantized and not plan.trainable and site.spec.kind == "linear"
+    if codes and is_native(plan.kernel) and not isinstance(tensors["weight"], jax.core.Tracer):
+        tensors["weight"] = _native.packed(tensors["weight"])
     return tensors
 
 

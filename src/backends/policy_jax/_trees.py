@@ -87,12 +87,9 @@ def _replaced(model: Parameters, new: dict[int, Any]) -> Parameters:
 
 def _site(paths: tuple[str, ...], leaf: Any) -> Site:
     if isinstance(leaf, QuantizedArray):
-        tensors = {name: Stored(array) for name, array in leaf.tensors.items()}
-        weight = leaf.wrapping.plan
-        order = [spec.name for spec in weight.storage]
-        tensors = {name: tensors[name] for name in order}
-        dtype = weight.variable_dtype
-        plain = _sites.weight_spec(tensors["weight"].shape, dtype)
+        made = leaf.wrapping.plan
+        tensors = {s.name: Stored(leaf.tensors[s.name], codes=s) for s in made.storage}
+        plain = _sites.weight_spec(tensors["weight"].shape, made.variable_dtype)
         spec = _sites.layer_spec(paths[0], "Array", "linear", tensors, plain, "")
         return Site(paths=paths, layer=leaf, spec=spec, tensors=tensors, wrapping=leaf.wrapping)
     kind = "linear" if leaf.ndim == 2 and jnp.issubdtype(leaf.dtype, jnp.floating) else "other"
