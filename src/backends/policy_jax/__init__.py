@@ -9,7 +9,7 @@ import numpy as np
 
 from policy_core._backend import Site, Step
 
-from . import _casting, _quantize, _sites, _wrap
+from . import _casting, _native, _quantize, _sites, _wrap
 from ._arrays import QuantizedArray as QuantizedArray
 from ._arrays import dot as dot
 from ._arrays import dot_general as dot_general
@@ -68,6 +68,18 @@ class JaxBackend:
 
 backend = JaxBackend()
 
+
+def register() -> str:
+    """Makes the CPU kernels known to XLA, for exported programs that call them.
+
+    Wrapping a model does this too; a process that only loads a program must ask for it.
+
+    Returns:
+        Why they cannot be called here; `""` if they can.
+    """
+    return _native.reason_against()
+
+
 # What needs a framework that may not be installed is imported when it is asked for.
 _LAZY = {
     "Codes": "_nnx_layers",
@@ -98,6 +110,7 @@ __all__ = [
     "einsum",
     "quantize",
     "quantize_array",
+    "register",
     "trainable",
     "training_dot",
 ]

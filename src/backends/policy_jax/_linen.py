@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from flax.core import FrozenDict
+from flax.core import FrozenDict, unfreeze
 
 from policy_core._backend import Site, Step
 from policy_core._plan import STATE_SUFFIXES
@@ -28,6 +28,8 @@ _TYPES = {"linear": "Dense", "embedding": "Embed", "norm": "Norm", "other": "Mod
 def walk(pair: tuple[Any, Any]) -> list[Site]:
     """Gives every set of parameters once, with all its paths, as a layer."""
     module, variables = pair
+    if isinstance(variables, FrozenDict):
+        variables = unfreeze(variables)
     layers = module.table if isinstance(module, PolicyLinen) else {}
     paths: dict[int, list[str]] = {}
     nodes: dict[int, dict[str, Any]] = {}
@@ -73,11 +75,13 @@ def unwrap(pair: tuple[Any, Any], sites: Sequence[Site]) -> tuple[Any, Any]:
 
 
 def _copy(tree: Any) -> Any:
-    """Copies the dicts of a tree, frozen ones too; those that are one object into one."""
+    """Copies the dicts of a tree, frozen ones thawed; those that are one object into one."""
+    # A FrozenDict makes a new one of each that is inside whenever it is asked.
+    tree = unfreeze(tree) if isinstance(tree, FrozenDict) else tree
     done: dict[int, Any] = {}
 
     def visit(node: Any) -> Any:
-        if not isinstance(node, (dict, FrozenDict)):
+        if not isinstance(node, dict):
             return node
         if id(node) not in done:
             done[id(node)] = {key: visit(value) for key, value in node.items()}
