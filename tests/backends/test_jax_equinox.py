@@ -169,7 +169,7 @@ def test_what_has_no_float_weight_says_so():
     """A quantized layer's weight attribute is an error that helps; its others are the layer's."""
     model = pc.wrap(eqx.nn.Linear(8, 4, key=KEY), "int8_from_float32")
     assert model.in_features == 8
-    with pytest.raises(AttributeError, match="pc.unwrap gives the float layer back"):
+    with pytest.raises(AttributeError, match=r"pc\.unwrap gives the float layer back"):
         model.weight  # noqa: B018  # the look-up is what is tested
     (row,) = pc.report(pc.wrap(eqx.nn.Linear("scalar", 4, key=KEY), "int8_from_float32")).rows
     assert "scalar" in row.note

@@ -107,7 +107,7 @@ def test_attend_uses_the_codes():
     wanted = table.attend(x)
     pc.wrap(table, "int8_from_float32")
     assert np.abs(table.attend(x) - wanted).max() <= 0.02 * np.abs(wanted).max()
-    with pytest.raises(AttributeError, match="pc.unwrap gives the float layer back"):
+    with pytest.raises(AttributeError, match=r"pc\.unwrap gives the float layer back"):
         table.embedding  # noqa: B018  # the look-up is what is tested
 
 
@@ -189,7 +189,7 @@ def test_gradient_has_the_references_numbers():
     plan = dense.wrapping.plan
     for seed in range(3):
         x, dy = inputs(5, 8, seed=seed), inputs(5, 6, seed=10 + seed) * 10.0**seed
-        y, operands, state = policy_numpy.linear(np.asarray(x), dense.tensors, plan, True)
+        _, operands, state = policy_numpy.linear(np.asarray(x), dense.tensors, plan, True)
         dense.tensors.update(state)
         dx, gradients, state = policy_numpy.linear_gradient(
             np.asarray(dy), operands, dense.tensors, plan

@@ -11,9 +11,9 @@ from policy_core import DTypePolicy
 from policy_core._backend import Wrapping
 from policy_core._plan import LayerKind, TensorSpec
 
-from . import _layers
+from . import _kernels, _layers
 from ._forms import OUT_IN, Axes, as_they_are, patches
-from ._ops import Array
+from ._ops import Array, numpy_dtype
 from ._states import Cell
 
 
@@ -108,8 +108,11 @@ class PolicyLayer(eqx.Module):
         args, kwargs = _layers.cast_nest((args, kwargs), plan.compute_dtype)
         if plan.quantized:
             return self._quantized(*args, **kwargs)
-        inside = _layers.inside_dtype(plan, form(self.layer).kind)
+        what = form(self.layer)
+        inside = _layers.inside_dtype(plan, what.kind)
         args, kwargs = _layers.cast_nest((args, kwargs), inside)
+        if numpy_dtype(inside).itemsize == 2 and what.arrange is as_they_are:
+            return _wide_linear(cast_own(self.layer, inside), *args, **kwargs)
         result = cast_own(self.layer, inside)(*args, **kwargs)
         return _layers.cast_nest(result, plan.compute_dtype)
 
@@ -146,6 +149,13 @@ class PolicyLayer(eqx.Module):
 
     def __repr__(self) -> str:
         return f"PolicyLayer({self.dtype_policy!r}, {self.layer!r})"
+
+
+def _wide_linear(layer: Any, x: Array, *, key: Any = None) -> Array:
+    """Gives a float linear layer's output: 16-bit products summed in float32 and rounded once."""
+    del key
+    y = _kernels.product(x, layer.weight)
+    return (y if layer.bias is None else y + layer.bias.astype(y.dtype)).astype(x.dtype)
 
 
 def cast_own(layer: Any, dtype: str) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -138,16 +139,24 @@ class PolicyLinen:
 @contextlib.contextmanager
 def _computing_in(module: nn.Module, dtype: str) -> Iterator[None]:
     """Lets a bound module compute in a dtype, whatever it was made for."""
-    before = getattr(module, "dtype", None)
-    if before is None:
-        yield
-        return
     # linen modules are frozen against their users, not against what runs them.
-    object.__setattr__(module, "dtype", numpy_dtype(dtype))
+    before = {}
+    if getattr(module, "dtype", None) is not None:
+        before["dtype"] = module.dtype
+        object.__setattr__(module, "dtype", numpy_dtype(dtype))
+    if numpy_dtype(dtype).itemsize == 2 and getattr(module, "dot_general", dtype) is None:
+        # 16-bit products are summed in float32 and rounded once; XLA's CPU is six times faster so.
+        before["dot_general"] = None
+        object.__setattr__(module, "dot_general", _wide_dot_general)
     try:
         yield
     finally:
-        object.__setattr__(module, "dtype", before)
+        for name, value in before.items():
+            object.__setattr__(module, name, value)
+
+
+def _wide_dot_general(*args: Any, **kwargs: Any) -> Array:
+    return jax.lax.dot_general(*args, **{**kwargs, "preferred_element_type": jnp.float32})
 
 
 def actual_form(module: nn.Module) -> Form:
