@@ -183,7 +183,8 @@ def test_dot_general_cls_serves_flax():
 
 def test_loss_scaling_skips_a_bad_step():
     """A loss of 1e5 in float16 overflows: the step is skipped, the scale halves, and recovers."""
-    scaling = policy_jax.DynamicLossScale.create(2.0**15, period=2)
+    assert pc.DynamicLossScale is policy_jax.DynamicLossScale
+    scaling = pc.DynamicLossScale.create(2.0**15, period=2)
     params = {"w": jnp.float16(1)}
 
     @jax.jit

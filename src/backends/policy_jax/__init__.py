@@ -31,6 +31,7 @@ class JaxBackend:
     """JAX's side of `policy_core._backend.Backend`; the protocol says what each method gives."""
 
     name = "jax"
+    DynamicLossScale = DynamicLossScale
 
     def is_tensor_type(self, kind: type) -> bool:
         return issubclass(kind, (jax.Array, jax.core.Tracer))
