@@ -13,7 +13,6 @@ import policy_core as pc
 import policy_jax
 import policy_numpy
 
-MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
 KERNELS = {"output": P(None, "model"), "contraction": P("model", None), "whole": P()}
 INPUTS = {"batch": P("data"), "whole": P()}
 MODES = ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only")
@@ -24,7 +23,8 @@ def inputs(*shape, seed=0):
 
 
 def sharded(array, spec):
-    return jax.device_put(jnp.asarray(array), NamedSharding(MESH, spec))
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
+    return jax.device_put(jnp.asarray(array), NamedSharding(mesh, spec))
 
 
 def check_products(failures):

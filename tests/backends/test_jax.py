@@ -9,6 +9,8 @@ from flax import linen, nnx
 import policy_jax
 from policy_core.testing import BackendContract
 
+KEY = jax.random.key(0)
+
 
 class TestNnx(BackendContract):
     """flax nnx: modules are objects that change in place."""
@@ -17,11 +19,15 @@ class TestNnx(BackendContract):
 
     def linear(self, weight, bias):
         out_features, in_features = weight.shape
-        layer = nnx.Linear(in_features, out_features, use_bias=bias is not None, rngs=nnx.Rngs(0))
-        layer.kernel[...] = weight.T
-        if bias is not None:
-            layer.bias[...] = bias
-        return layer
+        # Initializers that give what is wanted: random ones would be compiled for each shape.
+        return nnx.Linear(
+            in_features,
+            out_features,
+            use_bias=bias is not None,
+            kernel_init=lambda *_: jnp.asarray(weight.T),
+            bias_init=lambda *_: jnp.asarray(bias),
+            rngs=nnx.Rngs(0),
+        )
 
     def embedding(self, table):
         layer = nnx.Embed(*table.shape, rngs=nnx.Rngs(0))
@@ -64,8 +70,10 @@ class TestEquinox(BackendContract):
 
     def linear(self, weight, bias):
         out_features, in_features = weight.shape
-        key = jax.random.key(0)
-        layer = eqx.nn.Linear(in_features, out_features, use_bias=bias is not None, key=key)
+        # Without values: random ones would be compiled for each shape.
+        layer = eqx.filter_eval_shape(
+            eqx.nn.Linear, in_features, out_features, use_bias=bias is not None, key=KEY
+        )
         layer = eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(weight))
         if bias is not None:
             layer = eqx.tree_at(lambda layer: layer.bias, layer, jnp.asarray(bias))

@@ -354,3 +354,44 @@ def test_frozen_layers_give_the_inputs_gradient():
         gradient = jax.grad(lambda x, model=model: model(x).sum())(inputs(4, 8))
         plain = jax.grad(lambda x: Net()(x).sum())(inputs(4, 8))
         assert np.abs(gradient - plain).max() <= 0.3 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize(
+    "after", ["mixed_bfloat16", "float8_from_float32", "float8/dynamic_from_float32"]
+)
+def test_policy_can_be_replaced(after):
+    """Codes give way to another policy's form, with Params again where it has them."""
+    model = pc.wrap(Net(), "int8_from_float32")
+    x = inputs(4, 8)
+    wanted = model(x)
+    model = pc.wrap(model, after, on_wrapped="replace")
+    assert isinstance(model.first.kernel, nnx.Param)
+    assert model.first.kernel[...].shape == (8, 16)
+    assert not nnx.state(model, policy_jax.Codes)
+    model.eval()
+    assert np.abs(model(x).astype(jnp.float32) - wanted).max() <= 0.15 * np.abs(wanted).max()
+    model = pc.wrap(model, "int8/weight_only_from_float32", on_wrapped="replace")
+    assert not nnx.state(model, policy_jax.Float8State)
+    assert not hasattr(model.first, "use_running_average")
+
+
+def test_tied_layers_have_their_own_rest():
+    """Layers that share a weight keep biases and states of their own, also frozen."""
+
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.a = nnx.Linear(8, 8, rngs=rngs())
+            self.b = nnx.Linear(8, 8, rngs=rngs())
+            self.b.kernel = self.a.kernel
+
+        def __call__(self, x):
+            return self.b(self.a(x))
+
+    model = pc.wrap(Tied(), "float8_from_bfloat16")
+    model(inputs(4, 8))
+    model = pc.freeze(model)
+    assert model.a.weight is model.b.weight
+    assert model.b.bias[...].dtype == jnp.bfloat16
+    assert model.a.input_scale[...] != model.b.input_scale[...]
+    model.eval()
+    assert model(inputs(4, 8)).dtype == jnp.bfloat16

@@ -20,33 +20,36 @@ RECORDED_ZERO = -1.0
 
 
 @jax.custom_batching.custom_vmap
-def batch_amax(x: Array, history: Array) -> Array:
-    """Gives the float32 maximum of `|x|`, NaN for no elements; under vmap that of the whole batch.
+def batch_amax(x: Array, history: Array) -> tuple[Array, Array]:
+    """Gives the maximum of `|x|`, under vmap that of the whole batch, and whether there is any.
 
-    A NaN is not recorded, so a call without rows leaves the state as it is. A tensor's scale belongs to the state, so a batch that shares one state shares one amax.
+    A tensor's scale belongs to the state, so a batch that shares one state shares one amax.
 
     Args:
         x: Floats of any shape.
         history: The state's amax history, float32 of shape (length,).
+
+    Returns:
+        float32 scalar, NaN for no elements, which no state records; bool scalar.
     """
     del history
     if x.size == 0:
-        return jnp.float32(jnp.nan)
-    return _scaling.amax(OPS, x, tuple(range(x.ndim))).reshape(())
+        return jnp.float32(jnp.nan), jnp.bool_(False)
+    return _scaling.amax(OPS, x, tuple(range(x.ndim))).reshape(()), jnp.bool_(True)
 
 
 @batch_amax.def_vmap
 def _batch_amax_of_many(
     axis_size: int, in_batched: list[bool], x: Array, history: Array
-) -> tuple[Array, bool]:
+) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
     x_batched, history_batched = in_batched
     if x_batched and not history_batched:
-        return batch_amax(x, history), False
+        return batch_amax(x, history), (False, False)
     if not x_batched:
         x = jnp.broadcast_to(x, (axis_size, *x.shape))
     # Models of their own, each with its own state.
-    largest = _scaling.amax(OPS, x, tuple(range(1, x.ndim)))
-    return largest.reshape(axis_size), True
+    largest = _scaling.amax(OPS, x, tuple(range(1, x.ndim))).reshape(axis_size)
+    return (largest, jnp.ones(axis_size, bool)), (True, True)
 
 
 def training_scale(state: AmaxState, amax_now: Array, dtype: str) -> tuple[Array, AmaxState]:

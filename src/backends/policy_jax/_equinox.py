@@ -208,9 +208,10 @@ def _changed(step: Step, shared: dict[str, Array]) -> Callable[[Any], Any]:
         arrays = {name: jax.numpy.asarray(a) for name, a in (step.floats or {}).items()}
         return lambda layer: _with_arrays(layer, arrays)
     plan = wrapping.plan
-    new = {**_sites.made(step, plan), **shared}
+    new = _sites.made(step, plan, shared)
     if plan.quantized:
-        shared.update({n: new[n] for n in ("weight", "weight_scale") if n in new})
+        names = ("weight",) if plan.trainable else ("weight", "weight_scale")
+        shared.update({name: new[name] for name in names})
     specs = site.spec.tensors
     weight = site.tensors.get("weight")
     shape: tuple[int, ...] = ()

@@ -93,6 +93,10 @@ def _forward(how: Recipe, x: Array, tensors: Tensors) -> tuple[tuple[Array, Tens
     if how.input_codes == "float8_e4m3fn":
         x_codes, x_scale = _input_codes(how, x, tensors, state)
         codes, scale = _weight_codes(how, tensors, state)
+        if how.training:
+            # Under vmap only the batch knows whether there are rows; without any nothing moves.
+            _, any_rows = _delayed.batch_amax(x, tensors["input_amax_history"])
+            state = {n: jnp.where(any_rows, after, tensors[n]) for n, after in state.items()}
     else:
         codes, scale = tensors["weight"], tensors["weight_scale"].reshape(-1)
         x_codes = x_scale = None
@@ -159,10 +163,10 @@ def _gradient(
     assert how.gradient_codes is not None
     if state is None:
         empty = _delayed.no_state(1)
-        amax_now = _delayed.batch_amax(dy, empty.amax_history)
+        amax_now, _ = _delayed.batch_amax(dy, empty.amax_history)
         scale, _ = _delayed.training_scale(empty, amax_now, how.gradient_codes)
     else:
-        amax_now = _delayed.batch_amax(dy, state.amax_history)
+        amax_now, _ = _delayed.batch_amax(dy, state.amax_history)
         if how.training:
             assert told is not None
             scale, tells = _delayed.backward_scale(state, told, amax_now, how.gradient_codes)
@@ -193,7 +197,7 @@ def _input_codes(how: Recipe, x: Array, tensors: Tensors, state: Tensors) -> tup
     if how.delayed:
         role = _role(tensors, "input")
         assert role is not None
-        amax_now = _delayed.batch_amax(x, role.amax_history)
+        amax_now, _ = _delayed.batch_amax(x, role.amax_history)
         scale = _delayed_scale(how, "input", role, amax_now, how.input_codes, state)
         return encode(x, scale, how.input_codes), scale
     return quantize(x, how.input_codes, (x.ndim - 1,))

@@ -219,9 +219,10 @@ def _made(step: Step, shared: dict[str, Array]) -> dict[str, Array]:
     if step.wrapping is None:
         return {name: jnp.asarray(array) for name, array in (step.floats or {}).items()}
     plan = step.wrapping.plan
-    new = {**_sites.made(step, plan), **shared}
+    new = _sites.made(step, plan, shared)
     if plan.quantized:
-        shared.update({n: new[n] for n in ("weight", "weight_scale") if n in new})
+        names = ("weight",) if plan.trainable else ("weight", "weight_scale")
+        shared.update({name: new[name] for name in names})
     return new
 
 

@@ -157,7 +157,8 @@ def _change(step: Step, shared: dict[str, nnx.Variable]) -> None:
         return
     plan = step.wrapping.plan
     what = form(layer, plain_class(layer))
-    new = _sites.made(step, plan) if "weight_scale" not in shared else {}
+    known = {name: variable.get_value() for name, variable in shared.items() if name != "param"}
+    new = _sites.made(step, plan, known)
     if site.wrapping is None:
         plain: tuple[Any, ...] = (site.spec.tensors, (), ())
         if what.weight:
@@ -169,11 +170,13 @@ def _change(step: Step, shared: dict[str, nnx.Variable]) -> None:
         if spec.name in ("weight", "weight_scale") and plan.quantized and not plan.trainable:
             continue
         if spec.name.endswith(STATE_SUFFIXES) and plan.quantized:
-            _set_state(layer, spec, new.get(spec.name))
-        elif spec.name in new:
+            _set_state(layer, spec, new[spec.name])
+        elif spec.name == "weight" and isinstance(site.tensors["weight"].source, Codes):
+            _restore(layer, new["weight"], shared)
+        else:
             _write(site, spec.name, new[spec.name])
     if plan.quantized and not plan.trainable:
-        if not shared:
+        if "weight" not in shared:
             shared.update({name: Codes(new[name]) for name in ("weight", "weight_scale")})
         if hasattr(layer, what.weight):
             delattr(layer, what.weight)
@@ -211,7 +214,7 @@ def _write(site: Site, name: str, array: Array) -> None:
 def _set_state(layer: Any, spec: TensorSpec, value: Array) -> None:
     kind = Float8GradientState if spec.name.startswith("output_grad") else Float8State
     before = getattr(layer, spec.name, None)
-    if isinstance(before, nnx.Variable):
+    if isinstance(before, Float8State):
         before.set_value(value)
     else:
         setattr(layer, spec.name, kind(value))
@@ -229,19 +232,23 @@ def _drop_stale(layer: Any, plan: Any) -> None:
         vars(layer).pop("use_running_average", None)
 
 
+def _restore(layer: Any, weight: Array, shared: dict[str, nnx.Variable]) -> None:
+    """Gives a layer its Param back; layers that were tied get one."""
+    what = form(layer, plain_class(layer))
+    if "param" not in shared:
+        _, shape, metadata = layer._policy_plain
+        details = dict(metadata)
+        kind = details.pop("")
+        assert what.axes is not None
+        shared["param"] = kind.from_metadata(what.axes.from_file(weight, shape), details)
+    setattr(layer, what.weight, shared["param"])
+
+
 def _make_plain(site: Site, shared: dict[str, nnx.Variable]) -> None:
     layer = site.layer
-    what = form(layer, plain_class(layer))
-    _, shape, metadata = layer._policy_plain
     for name, array in _sites.plain_tensors(site).items():
-        stored = site.tensors[name]
-        if isinstance(stored.source, Codes):
-            if "weight" not in shared:
-                details = dict(metadata)
-                kind = details.pop("")
-                assert what.axes is not None
-                shared["weight"] = kind.from_metadata(what.axes.from_file(array, shape), details)
-            setattr(layer, what.weight, shared["weight"])
+        if isinstance(site.tensors[name].source, Codes):
+            _restore(layer, array, shared)
         else:
             _write(site, name, array)
     for name, value in list(vars(layer).items()):

@@ -11,7 +11,7 @@ from policy_core._dtypes import standardize_dtype
 from policy_core._plan import STATE_SUFFIXES, LayerKind, LayerSpec, Plan, TensorSpec
 
 from . import _delayed, _native
-from ._forms import Axes
+from ._forms import OUT_IN, Axes
 from ._kernels import is_native, kernel_table
 from ._layers import Recipe, frozen_weight, recipe
 from ._ops import Array, numpy_dtype, platform
@@ -66,6 +66,13 @@ class Stored:
         array = self.array
         if self.codes is not None:
             return _native.unpacked(array, self.codes.shape, self.codes.dtype)
+        if array.shape == self.shape and self.axes in (None, OUT_IN):
+            return array
+        if on_cpu(array):
+            # As numpy sees it: outside jit each reshape and transpose would be compiled by itself.
+            plain = np.asarray(array)
+            plain = self.axes.to_file(plain) if self.axes else plain.reshape(self.shape)
+            return jax.device_put(plain, next(iter(array.devices())))
         return self.axes.to_file(array) if self.axes else array.reshape(self.shape)
 
 
@@ -106,6 +113,12 @@ def layer_spec(
     )
 
 
+def on_cpu(array: Any) -> bool:
+    """Says whether an array is there to be read, on one CPU device."""
+    concrete = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+    return concrete and platform(array) == "cpu" and single_device(array)
+
+
 def single_device(array: Any) -> bool:
     """Says whether an array is on one device; a tracer counts as if it were."""
     if array is None or isinstance(array, jax.core.Tracer):
@@ -134,34 +147,51 @@ def validate(step: Step) -> None:
         return
     plan = step.wrapping.plan
     for spec in step.site.spec.tensors:
+        kept = next((t for t in plan.storage if t.name == spec.name), None)
+        codes = plan.quantized and spec.name == "weight"
+        same = kept is None or kept.dtype in (spec.dtype, plan.weight_codes)
+        if not codes and same:
+            continue
         array = _float(step, spec.name)
-        finite = jnp.isfinite(array)
-        if plan.quantized and spec.name == "weight" and not bool(finite.all()):
+        # Where numpy can look, nothing need be compiled to look.
+        ops = np if on_cpu(array) else jnp
+        array = ops.asarray(array)
+        finite = ops.isfinite(array if array.dtype.itemsize > 2 else array.astype(np.float32))
+        if codes and not bool(finite.all()):
             raise ValueError(
                 "The weight holds a NaN or an infinity, which has no code. Repair it first."
             )
-        kept = next((t for t in plan.storage if t.name == spec.name), None)
-        if kept is None or kept.dtype == spec.dtype or kept.dtype == plan.weight_codes:
+        if same:
             continue
-        cast = array.astype(numpy_dtype(kept.dtype))
-        if bool((finite & ~jnp.isfinite(cast)).any()):
+        assert kept is not None
+        with np.errstate(over="ignore"):
+            cast = array.astype(numpy_dtype(kept.dtype)).astype(array.dtype)
+        if bool(
+            (finite & ~ops.isfinite(cast.astype(np.float64 if ops is np else jnp.float32))).any()
+        ):
             raise ValueError(
-                f"{spec.name!r} holds {float(jnp.abs(array).max())}, which {kept.dtype} "
-                "cannot hold."
+                f"{spec.name!r} holds {float(abs(array).max())}, which {kept.dtype} cannot hold."
             )
 
 
-def made(step: Step, plan: Plan) -> dict[str, Array]:
-    """Gives the tensors of `plan.storage` in the files' shapes: what is there, made, or given."""
+def made(step: Step, plan: Plan, known: dict[str, Array] | None = None) -> dict[str, Array]:
+    """Gives the tensors of `plan.storage` in the files' shapes: what is there, made, or given.
+
+    Args:
+        step: The change to one layer.
+        plan: Its plan.
+        known: What another layer, which shares the weight, has already.
+    """
+    known = known or {}
     if step.stored is not None:
         tensors = {name: jnp.asarray(array) for name, array in step.stored.items()}
-        return _laid_out(tensors, plan, step.site)
-    tensors = {}
+        return _laid_out({**tensors, **known}, plan, step.site)
+    tensors = dict(known)
     for spec in plan.storage:
+        if spec.name in tensors:
+            continue
         if spec.name == "weight" and plan.quantized and not plan.trainable:
             tensors["weight"], tensors["weight_scale"] = _codes(step, plan)
-        elif spec.name in tensors:
-            continue
         elif spec.name.endswith(STATE_SUFFIXES):
             tensors[spec.name] = _state_tensor(step.site, spec)
         else:
@@ -172,8 +202,9 @@ def made(step: Step, plan: Plan) -> dict[str, Array]:
 def _laid_out(tensors: dict[str, Array], plan: Plan, site: Site) -> dict[str, Array]:
     """Gives tensors with the codes of a product packed, where the kernels will read them."""
     codes = plan.quantized and not plan.trainable and site.spec.kind == "linear"
-    if codes and is_native(plan.kernel) and not isinstance(tensors["weight"], jax.core.Tracer):
-        tensors["weight"] = _native.packed(tensors["weight"])
+    weight = tensors.get("weight")
+    if codes and is_native(plan.kernel) and on_cpu(weight) and not _native.is_packed(weight):
+        tensors["weight"] = _native.packed(weight)
     return tensors
 
 
