@@ -58,7 +58,7 @@ def test_attention_is_quantized():
 
 
 def test_module_with_leaves_of_every_kind():
-    """Under mixed_bfloat16 only float arrays are cast; ints, keys, None and statics are not."""
+    """Under mixed_bfloat16 only float arrays are cast; ints, keys, None and static fields are not."""
 
     class Model(eqx.Module):
         scale: jax.Array

@@ -2,10 +2,10 @@
  *
  * policy_jax_unpack gives codes [n, k] for packed bytes [b]; attributes n, k and code as below.
  *
- * policy_jax_linear has these operands: x [..., k]; for linear_f8 its scales, one a row or one for all; the weight, packed bytes
- * [b] (uint8) or codes [n, k]; the weight's scales, one a channel or one for all; maybe a bias [n].
- * Result: y [..., n]. Attributes, all int64: operation, n, k, code (a pk_format: what the weight
- * holds).
+ * policy_jax_linear has these operands: x [..., k]; for linear_f8 its scales, one a row or one for
+ * all; the weight, packed bytes [b] (uint8) or codes [n, k]; the weight's scales, one a channel or
+ * one for all; maybe a bias [n]. Result: y [..., n]. Attributes, all int64: operation, n, k, code
+ * (a pk_format: what the weight holds).
  */
 #include <string.h>
 
@@ -116,7 +116,8 @@ Error* unpack(const CallFrame* frame) {
   }
   const char* reason = nullptr;
   Weight weight;
-  const void* w = weight.prepare(static_cast<const Buffer*>(frame->args.args[0]), code, n, k, &reason);
+  const void* w =
+      weight.prepare(static_cast<const Buffer*>(frame->args.args[0]), code, n, k, &reason);
   if (w == nullptr) return failure(frame, kInvalidArgument, reason);
   void* codes = static_cast<const Buffer*>(frame->rets.rets[0])->data;
   if (kernels.unpack(code, n, k, w, codes, k) == PK_OK) return nullptr;
@@ -129,8 +130,8 @@ Error* linear(const CallFrame* frame) {
   const pk_format code = static_cast<pk_format>(attribute(frame->attrs, "code"));
   const int64_t scaled = operation == kLinearF8 ? 1 : 0;
   const int64_t operands = frame->args.size - scaled;
-  if (kernels.pack == nullptr || operation < kLinearS8 || operation > kLinearF8w || n < 0 || k < 0 ||
-      operands < 3 || operands > 4 || frame->rets.size != 1) {
+  if (kernels.pack == nullptr || operation < kLinearS8 || operation > kLinearF8w || n < 0 ||
+      k < 0 || operands < 3 || operands > 4 || frame->rets.size != 1) {
     return failure(frame, kInvalidArgument, "policy_jax: expected a call that policy_jax made");
   }
   const Buffer* const* given = reinterpret_cast<const Buffer* const*>(frame->args.args);

@@ -2,7 +2,8 @@
  *
  * Written out here so that no header of jaxlib is needed to build. XLA only ever appends to these
  * structs, and every struct carries its size; tests/backends/test_jax_ffi.py compares sizes and
- * offsets with the header of the jaxlib that is installed. The names are XLA's own, without XLA_FFI_.
+ * offsets with the header of the jaxlib that is installed. The names are XLA's own, without
+ * XLA_FFI_.
  */
 #ifndef POLICY_JAX_XLA_FFI_H_
 #define POLICY_JAX_XLA_FFI_H_
