@@ -55,35 +55,32 @@ def map_layers(model: Any, changes: dict[int, Callable[[Any], Any]]) -> Any:
 
     The function is given the layer with the layers inside it replaced already.
     """
-    # Rebuilt nodes by the identity of the old ones: what is one object stays one.
-    done: dict[int, Any] = {}
+    return _mapped(model, changes, {})
 
-    def visit(node: Any) -> Any:
-        if id(node) in done:
-            return done[id(node)]
+
+# No functions inside functions that call themselves: such a cycle would keep the old model alive.
+def _mapped(node: Any, changes: dict[int, Callable[[Any], Any]], done: dict[int, Any]) -> Any:
+    """`map_layers`, with rebuilt nodes by the identity of the old: what is one object stays one."""
+    if id(node) in done:
+        return done[id(node)]
+    if isinstance(node, eqx.Module):
         new = node
-        if isinstance(node, eqx.Module):
-            attributes = {name: visit(value) for name, value in vars(node).items()}
-            if any(attributes[name] is not value for name, value in vars(node).items()):
-                new = rebuilt(node, attributes)
-            if id(node) in changes:
-                new = changes[id(node)](new)
-            done[id(node)] = new
-        elif isinstance(node, (list, tuple, dict)):
-            new = _visit_container(node, visit)
+        attributes = {name: _mapped(value, changes, done) for name, value in vars(node).items()}
+        if any(attributes[name] is not value for name, value in vars(node).items()):
+            new = rebuilt(node, attributes)
+        if id(node) in changes:
+            new = changes[id(node)](new)
+        done[id(node)] = new
         return new
-
-    return visit(model)
-
-
-def _visit_container(node: Any, visit: Callable[[Any], Any]) -> Any:
     if isinstance(node, dict):
-        items = {key: visit(value) for key, value in node.items()}
+        items = {key: _mapped(value, changes, done) for key, value in node.items()}
         return node if all(items[key] is node[key] for key in node) else type(node)(items)
-    values = [visit(value) for value in node]
-    if all(new is old for new, old in zip(values, node, strict=True)):
-        return node
-    return node._make(values) if hasattr(node, "_make") else type(node)(values)
+    if isinstance(node, (list, tuple)):
+        values = [_mapped(value, changes, done) for value in node]
+        if all(new is old for new, old in zip(values, node, strict=True)):
+            return node
+        return node._make(values) if hasattr(node, "_make") else type(node)(values)
+    return node
 
 
 def with_state(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
@@ -161,19 +158,16 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _arrays(layer: Any) -> dict[str, Array]:
     """Gives a plain layer's own arrays by attribute; those in containers by `name.key`."""
-    found: dict[str, Array] = {}
+    return {name: a for key, value in vars(layer).items() for name, a in _arrays_in(key, value)}
 
-    def visit(name: str, value: Any) -> None:
-        if isinstance(value, jax.Array):
-            if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-                found[name] = value
-        elif not isinstance(value, eqx.Module):
-            for key, item in _items(value):
-                visit(f"{name}.{key}", item)
 
-    for name, value in vars(layer).items():
-        visit(name, value)
-    return found
+def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Array]]:
+    if isinstance(value, jax.Array):
+        if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            yield name, value
+    elif not isinstance(value, eqx.Module):
+        for key, item in _items(value):
+            yield from _arrays_in(f"{name}.{key}", item)
 
 
 def _site(paths: tuple[str, ...], layer: Any) -> Site:

@@ -78,16 +78,15 @@ def _copy(tree: Any) -> Any:
     """Copies the dicts of a tree, frozen ones thawed; those that are one object into one."""
     # A FrozenDict makes a new one of each that is inside whenever it is asked.
     tree = unfreeze(tree) if isinstance(tree, FrozenDict) else tree
-    done: dict[int, Any] = {}
+    return _copied(tree, {})
 
-    def visit(node: Any) -> Any:
-        if not isinstance(node, dict):
-            return node
-        if id(node) not in done:
-            done[id(node)] = {key: visit(value) for key, value in node.items()}
-        return done[id(node)]
 
-    return visit(tree)
+def _copied(node: Any, done: dict[int, Any]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if id(node) not in done:
+        done[id(node)] = {key: _copied(value, done) for key, value in node.items()}
+    return done[id(node)]
 
 
 def _flatten(node: Any, path: str, layers: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -98,20 +98,19 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _variables(layer: Any) -> dict[str, nnx.Variable]:
     """Gives a layer's own variables by attribute; those in containers by `name.key`."""
-    found: dict[str, nnx.Variable] = {}
+    return {name: v for key, value in _attributes(layer) for name, v in _variables_in(key, value)}
 
-    def visit(name: str, value: Any) -> None:
-        if isinstance(value, nnx.Variable):
-            # Seeds and counters of random streams are no part of the model's tensors.
-            if not isinstance(value, nnx.RngState) and isinstance(value.get_value(), jax.Array):
-                found[name] = value
-        elif not isinstance(value, nnx.Module) or isinstance(value, (nnx.List, nnx.Dict)):
-            for key, item in _items(value):
-                visit(f"{name}.{key}", item)
 
-    for name, value in _attributes(layer):
-        visit(name, value)
-    return found
+# A generator, and no function inside `_variables`: one that calls itself would be a cycle, and keep
+# the float weights until a garbage collection.
+def _variables_in(name: str, value: Any) -> Iterator[tuple[str, nnx.Variable]]:
+    if isinstance(value, nnx.Variable):
+        # Seeds and counters of random streams are no part of the model's tensors.
+        if not isinstance(value, nnx.RngState) and isinstance(value.get_value(), jax.Array):
+            yield name, value
+    elif not isinstance(value, nnx.Module) or isinstance(value, (nnx.List, nnx.Dict)):
+        for key, item in _items(value):
+            yield from _variables_in(f"{name}.{key}", item)
 
 
 def _site(paths: tuple[str, ...], layer: Any) -> Site:
