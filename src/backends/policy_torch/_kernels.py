@@ -1,0 +1,216 @@
+"""How torch reaches a product with quantized weights on each device, as operators of torch.
+
+The operators `policy_core_v1::linear_s8`, `linear_s8w`, `linear_f8` and `linear_f8w` are opaque to
+torch.compile and torch.export, and take any strides. On a CPU they run the native kernels where these
+are faster than torch's own routines, on CUDA torch's `_int_mm` and `_scaled_mm`, elsewhere plain torch.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import policy_kernels
+
+from . import _emulation, _scaled_mm
+from ._casting import to_numpy
+from ._ops import dtype_name
+
+LIBRARY = torch.library.Library("policy_core_v1", "DEF")
+"""Kept for the life of the process: the operators go with it."""
+
+OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
+
+_WEIGHT = "Tensor codes, Tensor scale, Tensor? bias, ScalarType dtype"
+for _name in OPERATIONS:
+    _x = "Tensor x_codes, Tensor x_scale" if _name == "linear_f8" else "Tensor x"
+    LIBRARY.define(f"{_name}({_x}, {_WEIGHT}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def linear_s8(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Gives `x @ (codes * scale).T + bias` with the rows of `x` quantized on the way.
+
+    Args:
+        x: Floats of shape (m, k).
+        codes: int8 of shape (n, k).
+        scale: float32 of shape (n,).
+        bias: Floats of shape (n,), or None.
+        dtype: The dtype of the result.
+    """
+    y: torch.Tensor = torch.ops.policy_core_v1.linear_s8.default(x, codes, scale, bias, dtype)
+    return y
+
+
+def linear_s8w(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Gives `(x @ codes.T) * scale + bias`; arguments as for `linear_s8`."""
+    y: torch.Tensor = torch.ops.policy_core_v1.linear_s8w.default(x, codes, scale, bias, dtype)
+    return y
+
+
+def linear_f8w(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Gives `(x @ codes.T) * scale + bias` for codes of a float8 dtype; else as `linear_s8`."""
+    y: torch.Tensor = torch.ops.policy_core_v1.linear_f8w.default(x, codes, scale, bias, dtype)
+    return y
+
+
+def linear_f8(
+    x_codes: torch.Tensor,
+    x_scale: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Gives `(x_codes @ codes.T) * (x_scale * scale) + bias`.
+
+    Args:
+        x_codes: A float8 dtype, of shape (m, k).
+        x_scale: float32 of shape (m,), or () for one scale of the tensor.
+        codes: A float8 dtype, of shape (n, k).
+        scale: float32 of shape (n,), or ().
+        bias: Floats of shape (n,), or None.
+        dtype: The dtype of the result.
+    """
+    y: torch.Tensor = torch.ops.policy_core_v1.linear_f8.default(
+        x_codes, x_scale, codes, scale, bias, dtype
+    )
+    return y
+
+
+def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
+    """Gives for each operation the kernel that runs on a kind of device, for a LayerSpec."""
+    rows = [
+        ("float", "torch", ""),
+        ("rows_s8", "rows_s8_torch", ""),
+        ("rows_f8", "rows_f8_torch", ""),
+    ]
+    rows += [(operation, *_kernel(operation, device)) for operation in OPERATIONS]
+    return tuple(rows)
+
+
+def _kernel(operation: str, device: str) -> tuple[str, str]:
+    if device == "cpu" and _runs_native(operation):
+        return policy_kernels.kernel_name(operation), ""
+    if operation == "linear_s8" and _emulation.int_mm_is_exact(device):
+        return "linear_s8_int_mm", ""
+    if operation == "linear_f8" and _scaled_mm.supported(device):
+        return "linear_f8_scaled_mm", ""
+    reason = "the device has no such instruction" if device != "cpu" else _why_not_native()
+    return f"{operation}_torch", f"smaller, not faster: decoded and multiplied as floats ({reason})"
+
+
+def _why_not_native() -> str:
+    info = policy_kernels.build_info()
+    return f"no native kernels: {info.reason}" if not info.built else "the scalar kernel is slower"
+
+
+@functools.cache
+def _runs_native(operation: str) -> bool:
+    """Says whether the native kernel is there, and is not the scalar one, which torch outruns."""
+    if not policy_kernels.available():
+        return False
+    return not policy_kernels.kernel_name(operation).endswith("scalar")
+
+
+# The operators' sides. On a CPU these are the only calls to the native kernels.
+
+
+def _native(operation: str, *args: Any) -> torch.Tensor:
+    """Runs a native kernel on the memory of CPU tensors; float8 codes travel as their bits."""
+    arrays = [_array(a) if isinstance(a, torch.Tensor) else a for a in args]
+    return torch.from_numpy(getattr(policy_kernels, operation)(*arrays))
+
+
+def _array(x: torch.Tensor) -> Any:
+    if x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        x = x.detach().view(torch.uint8)
+    return to_numpy(x)
+
+
+def _on_cpu(operation: str, *args: Any) -> torch.Tensor:
+    *tensors, codes, scale, bias, dtype = args
+    if not _runs_native(operation):
+        return _PLAIN[operation](*args)
+    bias = None if bias is None else bias.float()
+    if operation == "linear_f8":
+        x_codes, x_scale = tensors
+        formats = dtype_name(x_codes.dtype), dtype_name(codes.dtype)
+        y = _native(operation, x_codes, x_scale, formats[0], codes, scale, formats[1], bias)
+    else:
+        name = (dtype_name(codes.dtype),) if operation == "linear_f8w" else ()
+        y = _native(operation, tensors[0].float(), codes, scale, *name, bias)
+    return y.to(dtype)
+
+
+def _on_cuda(operation: str, *args: Any) -> torch.Tensor:
+    if operation == "linear_f8" and _scaled_mm.supported("cuda"):
+        return _scaled_mm.linear_f8(*args)
+    return _PLAIN[operation](*args)
+
+
+def _fake(operation: str, *args: Any) -> torch.Tensor:
+    *tensors, codes, _, _, dtype = args
+    return tensors[0].new_empty((tensors[0].shape[0], codes.shape[0]), dtype=dtype)
+
+
+def _vmapped(operation: str, info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
+    *_, dtype = args
+    rows_only = all(dim is None for dim in in_dims[1:])
+    if rows_only and operation != "linear_f8":
+        # A batch of rows is more rows.
+        x = args[0].movedim(in_dims[0], 0)
+        y = _op(operation)(x.flatten(0, 1), *args[1:])
+        return y.unflatten(0, x.shape[:2]), 0
+    parts = []
+    for i in range(info.batch_size):
+        one = [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]
+        parts.append(_op(operation)(*one))
+    if not parts:
+        shapes = [a for a in args if isinstance(a, torch.Tensor)]
+        return shapes[0].new_empty((0, *shapes[0].shape[1:]), dtype=dtype), 0
+    return torch.stack(parts), 0
+
+
+def _op(operation: str) -> Callable[..., torch.Tensor]:
+    found: Callable[..., torch.Tensor] = getattr(torch.ops.policy_core_v1, operation).default
+    return found
+
+
+_PLAIN: dict[str, Callable[..., torch.Tensor]] = {
+    "linear_s8": _emulation.linear_s8,
+    "linear_s8w": _emulation.linear_w,
+    "linear_f8": _emulation.linear_f8,
+    "linear_f8w": _emulation.linear_w,
+}
+
+
+def _register() -> None:
+    for name in OPERATIONS:
+        LIBRARY.impl(name, functools.partial(_on_cpu, name), "CPU")
+        LIBRARY.impl(name, functools.partial(_on_cuda, name), "CUDA")
+        LIBRARY.impl(name, _PLAIN[name], "CompositeExplicitAutograd")
+        full = f"policy_core_v1::{name}"
+        torch.library.register_fake(full, functools.partial(_fake, name), lib=LIBRARY)
+        torch.library.register_vmap(full, functools.partial(_vmapped, name), lib=LIBRARY)
+
+
+_register()
