@@ -23,7 +23,7 @@ def is_plain(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) and not isinstance(module, Attention)
 
 
-def is_read_only_projection(module: nn.Module) -> bool:
+def is_output_projection(module: nn.Module) -> bool:
     """Says whether a layer is the output projection of an attention."""
     return isinstance(module, NonDynamicallyQuantizableLinear)
 

@@ -59,7 +59,7 @@ class FloatLayer(Wrapped):
         inside = TORCH_DTYPES[plan.accumulator] if norm else outside
         args, kwargs = cast_nest(args, inside), cast_nest(kwargs, inside)
         cast = {}
-        for name, parameter in self._parameters.items():  # type: ignore[attr-defined]
+        for name, parameter in _parameters_of(self):
             if parameter is not None and parameter.dtype != inside:
                 cast[name] = cast_tensor(parameter, inside)
         base: Any = super()
@@ -203,6 +203,14 @@ def _rows(x: torch.Tensor, columns: int) -> torch.Tensor:
     if x.ndim == 2:
         return x
     return x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+
+
+def _parameters_of(module: Any) -> list[tuple[str, torch.Tensor | None]]:
+    """Gives the parameters that a layer's own forward reads, by name."""
+    own = list(module._parameters.items())
+    if isinstance(module, nn.MultiheadAttention):
+        own += [(f"out_proj.{n}", p) for n, p in module.out_proj._parameters.items()]
+    return own
 
 
 def _device_of(module: Any) -> torch.device:

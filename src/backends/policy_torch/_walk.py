@@ -35,7 +35,8 @@ def walk(model: Any) -> list[Site]:
     for path, layer in _layers(model, "", projections):
         layers[id(layer)] = layer
         paths.setdefault(id(layer), []).append(path)
-    return [_site(tuple(paths[key]), layer) for key, layer in layers.items()]
+    inside = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    return [_site(tuple(paths[key]), layer, key in inside) for key, layer in layers.items()]
 
 
 def _layers(
@@ -66,7 +67,7 @@ def _join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _site(paths: tuple[str, ...], layer: nn.Module) -> Site:
+def _site(paths: tuple[str, ...], layer: nn.Module, in_attention: bool) -> Site:
     adapter = adapter_for(base_class(layer))
     tensors = tensors_of(layer, adapter)
     specs = layer._policy_plain if isinstance(layer, Wrapped) else _specs(layer, tensors)
@@ -76,7 +77,7 @@ def _site(paths: tuple[str, ...], layer: nn.Module) -> Site:
     contracted: tuple[int, ...] = ()
     left_out = ""
     if kind in ("linear", "embedding"):
-        left_out = _reason_against(layer, adapter, weight)
+        left_out = _reason_against(layer, adapter, weight, in_attention)
         contracted = tuple(range(1, len(weight.shape))) if weight is not None else ()
     return Site(
         paths=paths,
@@ -130,9 +131,11 @@ def _specs(layer: nn.Module, tensors: dict[str, torch.Tensor]) -> tuple[TensorSp
     )
 
 
-def _reason_against(layer: nn.Module, adapter: LayerAdapter, weight: TensorSpec | None) -> str:
-    if _attention.is_read_only_projection(layer) and not isinstance(layer, Wrapped):
-        return "its MultiheadAttention reads this layer and does not call it; wrap that one"
+def _reason_against(
+    layer: nn.Module, adapter: LayerAdapter, weight: TensorSpec | None, in_attention: bool
+) -> str:
+    if _attention.is_output_projection(layer) and not in_attention:
+        return "a MultiheadAttention reads this layer and does not call it; wrap that one"
     if weight is None:
         return f"{type(layer).__name__} has no parameter 'weight'"
     return "" if adapter.left_out is None else adapter.left_out(layer)
