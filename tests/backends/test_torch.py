@@ -44,4 +44,4 @@ class TestTorch(BackendContract):
 
 @pytest.fixture(autouse=True)
 def _threads() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)

@@ -190,7 +190,7 @@ def conv1d_of_hugging_face() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.randn(nf))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            shape = x.size()[:-1] + (self.nf,)
+            shape = (*x.size()[:-1], self.nf)
             return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
 
     Conv1D.__module__ = "transformers.pytorch_utils"

@@ -10,6 +10,7 @@ from policy_core._backend import Site, Step
 from . import _casting, _quantize, _walk, _wrap
 from ._adapters import LayerAdapter as LayerAdapter
 from ._adapters import register_layer as register_layer
+from ._float8 import share_amax as share_amax
 
 
 class TorchBackend:
@@ -55,4 +56,4 @@ class TorchBackend:
 
 backend = TorchBackend()
 
-__all__ = ["LayerAdapter", "TorchBackend", "backend", "register_layer"]
+__all__ = ["LayerAdapter", "TorchBackend", "backend", "register_layer", "share_amax"]

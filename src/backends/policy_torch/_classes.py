@@ -51,7 +51,9 @@ class Wrapped:
         # Classes made at run time have no address that pickle could write down.
         _, _, state, *rest = super().__reduce_ex__(2)
         buffers = {name: _boxed(buffer) for name, buffer in state["_buffers"].items()}
+        # A process group belongs to this process.
         state = {**state, "_buffers": buffers}
+        state.pop("_policy_group", None)
         return _rebuild, (self._policy_mixin, self._policy_base), state, *rest
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

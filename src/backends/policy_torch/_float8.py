@@ -35,6 +35,38 @@ def is_training_call(module: nn.Module, rows: int) -> bool:
     return node is not None and node.name() == "CheckpointFunctionBackward"
 
 
+def share_amax(model: nn.Module, group: Any = None) -> nn.Module:
+    """Makes the amax of every delayed-scaling layer the maximum over data-parallel replicas.
+
+    Call it on each replica after `torch.distributed` is initialized and the model is wrapped. All
+    replicas must call the same layers in the same order: each call waits for the others.
+
+    Args:
+        model: A wrapped model.
+        group: The process group of the replicas; None for all processes. NCCL users give one of
+            its own (`torch.distributed.new_group()`), apart from that of the gradients.
+
+    Returns:
+        The model.
+
+    Raises:
+        RuntimeError: `torch.distributed` is not initialized.
+        ValueError: The model has no layer with delayed scaling.
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError("Call torch.distributed.init_process_group before share_amax.")
+    group = dist.group.WORLD if group is None else group
+    layers = [m for m in model.modules() if hasattr(m, "output_grad_amax_history")]
+    if not layers:
+        raise ValueError("Expected a model with a layer that trains under 'float8'. There is none.")
+    for layer in layers:
+        # Past nn.Module's setattr; copies and pickles drop it, as they do the process group.
+        layer.__dict__["_policy_group"] = group
+    return model
+
+
 @torch.no_grad()
 def delayed_scale(
     state: State, x: torch.Tensor, dtype: str, moving: bool, group: Any = None

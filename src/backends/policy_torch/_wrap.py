@@ -132,7 +132,8 @@ def unwrap(model: nn.Module, sites: Sequence[Site]) -> nn.Module:
 
 def storage_key(x: torch.Tensor) -> object:
     """Gives what two tensors have in common exactly if they are the same elements in memory."""
-    if x.numel() == 0 or x.is_meta:
+    # A subclass, such as a shard, may have no memory of its own; nor has a tensor without elements.
+    if x.numel() == 0 or x.is_meta or type(x) not in (torch.Tensor, torch.nn.Parameter):
         return id(x)
     place = (x.untyped_storage().data_ptr(), x.storage_offset())
     return (x.device, *place, tuple(x.shape), x.stride(), x.dtype)
