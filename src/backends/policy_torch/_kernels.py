@@ -13,9 +13,7 @@ import torch
 
 import policy_kernels
 
-from . import _emulation, _scaled_mm
-from ._casting import to_numpy
-from ._ops import dtype_name
+from . import _emulation, _native, _scaled_mm
 
 LIBRARY = torch.library.Library("policy_core_v1", "DEF")
 """Kept for the life of the process: the operators go with it."""
@@ -108,7 +106,7 @@ def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
 
 
 def _kernel(operation: str, device: str) -> tuple[str, str]:
-    if device == "cpu" and _runs_native(operation):
+    if device == "cpu" and _native.outruns_torch(operation):
         return policy_kernels.kernel_name(operation), ""
     if operation == "linear_s8" and _emulation.int_mm_is_exact(device):
         return "linear_s8_int_mm", ""
@@ -123,42 +121,13 @@ def _why_not_native() -> str:
     return f"no native kernels: {info.reason}" if not info.built else "the scalar kernel is slower"
 
 
-@functools.cache
-def _runs_native(operation: str) -> bool:
-    """Says whether the native kernel is there, and is not the scalar one, which torch outruns."""
-    if not policy_kernels.available():
-        return False
-    return not policy_kernels.kernel_name(operation).endswith("scalar")
-
-
-# The operators' sides. On a CPU these are the only calls to the native kernels.
-
-
-def _native(operation: str, *args: Any) -> torch.Tensor:
-    """Runs a native kernel on the memory of CPU tensors; float8 codes travel as their bits."""
-    arrays = [_array(a) if isinstance(a, torch.Tensor) else a for a in args]
-    return torch.from_numpy(getattr(policy_kernels, operation)(*arrays))
-
-
-def _array(x: torch.Tensor) -> Any:
-    if x.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        x = x.detach().view(torch.uint8)
-    return to_numpy(x)
+# The operators' sides.
 
 
 def _on_cpu(operation: str, *args: Any) -> torch.Tensor:
-    *tensors, codes, scale, bias, dtype = args
-    if not _runs_native(operation):
-        return _PLAIN[operation](*args)
-    bias = None if bias is None else bias.float()
-    if operation == "linear_f8":
-        x_codes, x_scale = tensors
-        formats = dtype_name(x_codes.dtype), dtype_name(codes.dtype)
-        y = _native(operation, x_codes, x_scale, formats[0], codes, scale, formats[1], bias)
-    else:
-        name = (dtype_name(codes.dtype),) if operation == "linear_f8w" else ()
-        y = _native(operation, tensors[0].float(), codes, scale, *name, bias)
-    return y.to(dtype)
+    if _native.outruns_torch(operation):
+        return _NATIVE[operation](*args)
+    return _PLAIN[operation](*args)
 
 
 def _on_cuda(operation: str, *args: Any) -> torch.Tensor:
@@ -200,6 +169,14 @@ _PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "linear_s8w": _emulation.linear_w,
     "linear_f8": _emulation.linear_f8,
     "linear_f8w": _emulation.linear_w,
+}
+
+
+_NATIVE: dict[str, Callable[..., torch.Tensor]] = {
+    "linear_s8": _native.linear_s8,
+    "linear_s8w": _native.linear_s8w,
+    "linear_f8": _native.linear_f8,
+    "linear_f8w": _native.linear_f8w,
 }
 
 
