@@ -6,10 +6,11 @@ The only file that calls `policy_kernels`' products.
 import functools
 from typing import Any
 
-import policy_kernels
 import torch
-from policy_kernels._loader import check, library
 from torch.multiprocessing.reductions import StorageWeakRef
+
+import policy_kernels
+from policy_kernels._loader import check, library
 
 from ._casting import to_numpy
 from ._ops import dtype_name
