@@ -4,14 +4,12 @@ from typing import Any
 
 import torch
 
-from policy_core import _scaling
 from policy_core._plan import Plan
 
 from . import _kernels
 from ._emulation import dequantized_rows
 from ._float8 import GradientScale
-from ._ops import TORCH_DTYPES, ops_for
-from ._quantize import encode
+from ._ops import TORCH_DTYPES
 
 
 def codes_linear(
@@ -72,9 +70,8 @@ def _forward(
 def input_codes(x: torch.Tensor, x_scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Gives a matrix in float8_e4m3fn, under a given scale or one per row, and its scales."""
     if x_scale is not None:
-        return encode(x, x_scale, "float8_e4m3fn"), x_scale
-    codes, column = _scaling.quantize(ops_for(x), x, "float8_e4m3fn", (1,))
-    return codes, column.reshape(-1)
+        return _kernels.encode_f8(x, x_scale, "float8_e4m3fn"), x_scale
+    return _kernels.quantize_rows_f8(x)
 
 
 class _CodesLinear(torch.autograd.Function):
@@ -171,7 +168,7 @@ class _Float8Linear(torch.autograd.Function):
             dbias = dy.sum(0, dtype=torch.float32).to(bias_dtype)
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             g_scale = ctx.gradient_scale(dy)
-            g = encode(dy, g_scale, "float8_e5m2")
+            g = _kernels.encode_f8(dy, g_scale, "float8_e5m2")
             if ctx.needs_input_grad[0]:
                 dx = _product(g, g_scale, codes.T, scale, dtype).to(x_dtype)
             if ctx.needs_input_grad[1]:

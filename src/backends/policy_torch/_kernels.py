@@ -13,7 +13,10 @@ import torch
 
 import policy_kernels
 
-from . import _emulation, _native, _scaled_mm
+from policy_core import _scaling
+
+from . import _emulation, _native, _quantize, _scaled_mm
+from ._ops import TORCH_DTYPES, ops_for
 
 LIBRARY = torch.library.Library("policy_core_v1", "DEF")
 """Kept for the life of the process: the operators go with it."""
@@ -24,6 +27,13 @@ _WEIGHT = "Tensor codes, Tensor scale, Tensor? bias, ScalarType dtype"
 for _name in OPERATIONS:
     _x = "Tensor x_codes, Tensor x_scale" if _name == "linear_f8" else "Tensor x"
     LIBRARY.define(f"{_name}({_x}, {_WEIGHT}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(
+    "encode_f8(Tensor x, Tensor scale, ScalarType dtype) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "quantize_rows_f8(Tensor x) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
+)
 
 
 def linear_s8(
@@ -94,6 +104,25 @@ def linear_f8(
     return y
 
 
+def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Gives the float8 codes of a tensor under one scale; what is too large saturates."""
+    if x.device.type == "cpu" and _native.outruns_torch("linear_f8"):
+        codes: torch.Tensor = torch.ops.policy_core_v1.encode_f8.default(
+            x, scale, TORCH_DTYPES[dtype]
+        )
+        return codes
+    return _quantize.encode(x, scale, dtype)
+
+
+def quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gives the float8_e4m3fn codes of a matrix, and its rows' scales, float32 of shape (m,)."""
+    if x.device.type == "cpu" and _native.outruns_torch("linear_f8"):
+        codes, scale = torch.ops.policy_core_v1.quantize_rows_f8.default(x)
+        return codes, scale
+    codes, scale = _scaling.quantize(ops_for(x), x, "float8_e4m3fn", (1,))
+    return codes, scale.reshape(-1)
+
+
 def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
     """Gives for each operation the kernel that runs on a kind of device, for a LayerSpec."""
     rows = [
@@ -159,6 +188,34 @@ def _vmapped(operation: str, info: Any, in_dims: Any, *args: Any) -> tuple[torch
     return torch.stack(parts), 0
 
 
+def _fake_encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+def _fake_quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    codes = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+    return codes, x.new_empty(x.shape[:1], dtype=torch.float32)
+
+
+def _vmapped_encode_f8(
+    info: Any, in_dims: Any, x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, int]:
+    x_dim, scale_dim, _ = in_dims
+    op = _op("encode_f8")
+    if scale_dim is None:
+        return op(x.movedim(x_dim, 0), scale, dtype), 0
+    xs = [x] * info.batch_size if x_dim is None else x.unbind(x_dim)
+    return torch.stack(
+        [op(*one, dtype) for one in zip(xs, scale.unbind(scale_dim), strict=True)]
+    ), 0
+
+
+def _vmapped_quantize_rows_f8(info: Any, in_dims: Any, x: torch.Tensor) -> Any:
+    x = x.movedim(in_dims[0], 0)
+    codes, scale = torch.ops.policy_core_v1.quantize_rows_f8.default(x.flatten(0, 1))
+    return (codes.unflatten(0, x.shape[:2]), scale.unflatten(0, x.shape[:2])), (0, 0)
+
+
 def _op(operation: str) -> Callable[..., torch.Tensor]:
     found: Callable[..., torch.Tensor] = getattr(torch.ops.policy_core_v1, operation).default
     return found
@@ -188,6 +245,14 @@ def _register() -> None:
         full = f"policy_core_v1::{name}"
         torch.library.register_fake(full, functools.partial(_fake, name), lib=LIBRARY)
         torch.library.register_vmap(full, functools.partial(_vmapped, name), lib=LIBRARY)
+    LIBRARY.impl("encode_f8", _native.encode_f8, "CPU")
+    LIBRARY.impl("quantize_rows_f8", _native.quantize_rows_f8, "CPU")
+    for name, fake, vmapped in (
+        ("encode_f8", _fake_encode_f8, _vmapped_encode_f8),
+        ("quantize_rows_f8", _fake_quantize_rows_f8, _vmapped_quantize_rows_f8),
+    ):
+        torch.library.register_fake(f"policy_core_v1::{name}", fake, lib=LIBRARY)
+        torch.library.register_vmap(f"policy_core_v1::{name}", vmapped, lib=LIBRARY)
 
 
 _register()
