@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import policy_kernels
-
 from policy_core import _scaling
 
 from . import _emulation, _native, _quantize, _scaled_mm
@@ -22,6 +21,9 @@ LIBRARY = torch.library.Library("policy_core_v1", "DEF")
 """Kept for the life of the process: the operators go with it."""
 
 OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
+
+# A plain value: what torch.compile traces must not ask a cached function.
+_NATIVE_FLOAT8 = _native.outruns_torch("linear_f8")
 
 _WEIGHT = "Tensor codes, Tensor scale, Tensor? bias, ScalarType dtype"
 for _name in OPERATIONS:
@@ -106,7 +108,7 @@ def linear_f8(
 
 def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.Tensor:
     """Gives the float8 codes of a tensor under one scale; what is too large saturates."""
-    if x.device.type == "cpu" and _native.outruns_torch("linear_f8"):
+    if _NATIVE_FLOAT8 and x.device.type == "cpu":
         codes: torch.Tensor = torch.ops.policy_core_v1.encode_f8.default(
             x, scale, TORCH_DTYPES[dtype]
         )
@@ -116,7 +118,7 @@ def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.Tensor:
 
 def quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gives the float8_e4m3fn codes of a matrix, and its rows' scales, float32 of shape (m,)."""
-    if x.device.type == "cpu" and _native.outruns_torch("linear_f8"):
+    if _NATIVE_FLOAT8 and x.device.type == "cpu":
         codes, scale = torch.ops.policy_core_v1.quantize_rows_f8.default(x)
         return codes, scale
     codes, scale = _scaling.quantize(ops_for(x), x, "float8_e4m3fn", (1,))
