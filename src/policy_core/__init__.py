@@ -2,6 +2,7 @@
 
 from ._backend import available_backends as available_backends
 from ._backend import backend as backend
+from ._backend import register_layer as register_layer
 from ._casting import convert_input as convert_input
 from ._checkpoint import load as load
 from ._checkpoint import save as save
@@ -49,6 +50,7 @@ __all__ = [
     "get",
     "load",
     "policy_scope",
+    "register_layer",
     "register_serializable",
     "report",
     "save",
