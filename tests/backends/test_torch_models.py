@@ -1,10 +1,13 @@
 """torch models of all kinds: what is quantized, what is left out and why, and what stays true."""
 
 import copy
+import dataclasses
 import gc
+import os
 import pickle
 import weakref
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -164,17 +167,19 @@ def test_registered_layer_is_quantized() -> None:
             return 3 * F.linear(x, self.weight, self.bias)
 
     adapter = LayerAdapter(kind="linear", forward=lambda layer, linear, x: 3 * linear(x))
-    policy_torch.register_layer(Tripled, adapter)
-    policy_torch.register_layer(Tripled, adapter)
+    pc.register_layer(Tripled, adapter)
+    pc.register_layer(Tripled, adapter)
     layer, x = seeded(lambda: Tripled(8, 5)), inputs(4, 8)
     wanted = layer(x)
     pc.wrap(layer, "int8_from_float32")
     assert quantized(layer) == {"": True}
     assert close(layer(x), wanted, 0.02)
     with pytest.raises(ValueError, match="registered already"):
-        policy_torch.register_layer(Tripled, LayerAdapter(kind="other"))
+        pc.register_layer(Tripled, LayerAdapter(kind="other"))
     with pytest.raises(TypeError, match="Expected a subclass"):
-        policy_torch.register_layer(3, adapter)  # type: ignore[arg-type]
+        pc.register_layer(torch.Tensor, adapter)
+    with pytest.raises(TypeError, match="Expected a policy_torch.LayerAdapter"):
+        pc.register_layer(Tripled, 3)
     with pytest.raises(ValueError, match="Expected kind"):
         LayerAdapter(kind="dense")  # type: ignore[arg-type]
 
@@ -608,6 +613,45 @@ def test_numpy_arrays_become_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out["ids"].dtype == torch.int64
     with pytest.raises(ValueError, match="torch has no dtype"):
         pc.convert_input(np.array(["a"]), "float32")
+
+
+def test_nests_of_tensors_are_cast() -> None:
+    """Model outputs, named tuples and dataclasses keep their classes; each float leaf is cast."""
+
+    class ModelOutput(OrderedDict):  # type: ignore[type-arg]  # as Hugging Face has it
+        def __getattr__(self, name: str) -> Any:
+            return self[name]
+
+    class Pair(NamedTuple):
+        x: torch.Tensor
+        n: int
+
+    @dataclasses.dataclass
+    class Batch:
+        pair: Pair
+        ids: torch.Tensor
+        text: str = "a"
+
+    ids = torch.arange(3)
+    nest = ModelOutput(logits=torch.ones(2), batch=Batch(Pair(torch.ones(2), 1), ids), none=None)
+    out = pc.convert_input(nest, "mixed_bfloat16")
+    assert type(out) is ModelOutput
+    assert out.logits.dtype == out.batch.pair.x.dtype == torch.bfloat16
+    assert out.batch.ids is ids
+    assert nest.logits.dtype == torch.float32
+
+
+def test_fork_after_use() -> None:
+    """A child of a fork, such as a DataLoader's worker, computes too, and does not hang."""
+    torch.set_num_threads(1)  # torch's own pool does not survive a fork
+    layer = pc.wrap(nn.Linear(256, 256), "int8_from_float32")
+    x = inputs(64, 256)
+    with torch.no_grad():
+        wanted = layer(x)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if torch.equal(layer(x), wanted) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_casts_to_float8_saturate() -> None:

@@ -41,6 +41,9 @@ class TorchBackend:
     def dequantize(self, codes: Any, scale: Any, dtype: str = "float32") -> torch.Tensor:
         return _quantize.dequantize(codes, scale, dtype)
 
+    def register_layer(self, cls: Any, adapter: Any) -> None:
+        register_layer(cls, adapter)
+
     def walk(self, model: Any) -> list[Site]:
         return _walk.walk(model)
 

@@ -90,8 +90,8 @@ def adapter_for(cls: type[nn.Module]) -> LayerAdapter:
 def _overrides_forward(module: nn.Module) -> str:
     name = type(module).__name__
     return (
-        f"{name} overrides forward; it follows the source policy. policy_torch.register_layer "
-        "can say how it computes"
+        f"{name} overrides forward; it follows the source policy. pc.register_layer can say how it "
+        "computes"
     )
 
 
