@@ -178,7 +178,7 @@ def test_registered_layer_is_quantized() -> None:
         pc.register_layer(Tripled, LayerAdapter(kind="other"))
     with pytest.raises(TypeError, match="Expected a subclass"):
         pc.register_layer(torch.Tensor, adapter)
-    with pytest.raises(TypeError, match="Expected a policy_torch.LayerAdapter"):
+    with pytest.raises(TypeError, match=r"Expected a policy_torch\.LayerAdapter"):
         pc.register_layer(Tripled, 3)
     with pytest.raises(ValueError, match="Expected kind"):
         LayerAdapter(kind="dense")  # type: ignore[arg-type]
