@@ -530,6 +530,8 @@ def test_to_meta_and_back() -> None:
     """Moving a wrapped layer to another device moves codes and scales with it."""
     model = pc.wrap(nn.Linear(8, 4), "int8_from_float32").to("meta")
     assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
+    # The report names what would run there, and not what ran where the layer was wrapped.
+    assert pc.report(model).rows[0].kernel == "linear_s8_torch"
     assert model.to_empty(device="cpu").weight_codes.dtype == torch.int8
 
 

@@ -1,5 +1,6 @@
 """Walks a module tree: which modules are layers, what each holds, and what cannot be wrapped."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,9 +8,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from policy_core._backend import Site
+from policy_core._backend import Site, Wrapping
 from policy_core._dtypes import shorten
-from policy_core._plan import LayerSpec, TensorSpec
+from policy_core._plan import LayerSpec, TensorSpec, plan
 
 from . import _attention
 from ._adapters import LayerAdapter, adapter_for
@@ -79,22 +80,29 @@ def _site(paths: tuple[str, ...], layer: nn.Module, in_attention: bool) -> Site:
     if kind in ("linear", "embedding"):
         left_out = _reason_against(layer, adapter, weight, in_attention)
         contracted = tuple(range(1, len(weight.shape))) if weight is not None else ()
-    return Site(
-        paths=paths,
-        layer=layer,
-        spec=LayerSpec(
-            path=paths[0],
-            layer_type=type(layer).__name__,
-            kind=kind,
-            tensors=specs,
-            contracted_axes=contracted,
-            device=device,
-            left_out=left_out or _attention.reason_against(layer),
-            kernels=kernel_table(device),
-        ),
-        tensors=tensors,
-        wrapping=layer._policy_wrapping if isinstance(layer, Wrapped) else None,
+    spec = LayerSpec(
+        path=paths[0],
+        layer_type=type(layer).__name__,
+        kind=kind,
+        tensors=specs,
+        contracted_axes=contracted,
+        device=device,
+        left_out=left_out or _attention.reason_against(layer),
+        kernels=kernel_table(device),
     )
+    wrapping = _wrapping_here(layer._policy_wrapping, spec) if isinstance(layer, Wrapped) else None
+    return Site(paths=paths, layer=layer, spec=spec, tensors=tensors, wrapping=wrapping)
+
+
+def _wrapping_here(wrapping: Wrapping, spec: LayerSpec) -> Wrapping:
+    """Gives what a layer was wrapped with, with the kernel that runs where the layer is now."""
+    made = wrapping.plan
+    mode = made.policy.mode
+    frozen = made.quantized and not made.trainable and mode is not None and mode.scheme.trainable
+    here = plan(made.asked, spec, frozen)
+    if here.policy != made.policy or (here.kernel, here.note) == (made.kernel, made.note):
+        return wrapping
+    return replace(wrapping, plan=replace(made, kernel=here.kernel, note=here.note))
 
 
 def tensors_of(layer: nn.Module, adapter: LayerAdapter) -> dict[str, torch.Tensor]:
