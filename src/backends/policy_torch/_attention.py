@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from ._classes import Wrapped
+from ._classes import Wrapped, base_class
 
 _OWNER = "_policy_owner"
 
@@ -33,7 +33,7 @@ def reason_against(module: nn.Module) -> str:
     if not is_plain(module):
         return ""
     assert isinstance(module, nn.MultiheadAttention)
-    if type(module).forward is not nn.MultiheadAttention.forward:
+    if base_class(module).forward is not nn.MultiheadAttention.forward:
         return f"{type(module).__name__} overrides forward; it follows the source policy"
     if not module._qkv_same_embed_dim:
         return "keys or values of another width have weights of their own"
