@@ -5,7 +5,7 @@ CSRC := $(shell find src/backends/policy_kernels/csrc -type f)
 INSTALLED_FROM := pyproject.toml constraints.txt CMakeLists.txt $(CSRC)
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench wheel clean
+.PHONY: demo test lint bench wheel test-neon clean
 # Two installations into one environment must not run at once.
 .NOTPARALLEL:
 
@@ -28,6 +28,17 @@ bench: .venv/bench.stamp
 
 wheel: .venv/lint.stamp
 	$(BIN)/python -m build --wheel
+
+# Needs Debian's g++-aarch64-linux-gnu and qemu-user: cross-compiles the kernels and runs them there.
+ARM := aarch64-linux-gnu
+test-neon:
+	cmake -S . -B build/neon -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=$(ARM)-gcc -DCMAKE_CXX_COMPILER=$(ARM)-g++
+	cmake --build build/neon
+	$(ARM)-g++ -std=c++17 -O2 -Wall -Wextra -I src/backends/policy_kernels/csrc \
+	  tests/kernels/neon_check.cc build/neon/libpolicy_kernels.so -Wl,-rpath,$(CURDIR)/build/neon \
+	  -o build/neon/neon_check
+	qemu-aarch64 -cpu max -L /usr/$(ARM) build/neon/neon_check
 
 clean:
 	rm -rf .venv build dist

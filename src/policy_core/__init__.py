@@ -1,5 +1,8 @@
 """Dtype policies for any model: one string says how its layers store, compute and quantize."""
 
+from . import config as config
+from . import dtype_policies as dtype_policies
+from . import mixed_precision as mixed_precision
 from ._backend import available_backends as available_backends
 from ._backend import backend as backend
 from ._backend import register_layer as register_layer
@@ -42,13 +45,16 @@ __all__ = [
     "TernaryDTypePolicy",
     "available_backends",
     "backend",
+    "config",
     "convert_input",
     "custom_object_scope",
     "deserialize",
+    "dtype_policies",
     "dtype_policy",
     "freeze",
     "get",
     "load",
+    "mixed_precision",
     "policy_scope",
     "register_layer",
     "register_serializable",

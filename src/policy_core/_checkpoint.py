@@ -135,7 +135,7 @@ def load(model: Any, path: str | os.PathLike[str]) -> Any:
 
 
 def _is_frozen(made: Plan) -> bool:
-    mode = made.policy.mode
+    mode = made.policy.quantization
     return made.quantized and mode is not None and mode.scheme.trainable and not made.trainable
 
 

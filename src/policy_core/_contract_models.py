@@ -277,8 +277,8 @@ class ModelContract(ArrayContract):
         assert found.bytes_before == 3 * 256 * 256 * 4
         assert found.bytes_after <= 0.3 * found.bytes_before
         actual = sum(array.nbytes for array in self.state(model).values())
-        if self.mutable_models:
-            assert actual == found.bytes_after
+        # A kernel's layout may pad.
+        assert actual <= found.bytes_after
 
     def test_embedding_keeps_a_scale_per_row(self) -> None:
         """An int8 embedding gives each row within half a code of its own scale."""
@@ -392,7 +392,7 @@ class ModelContract(ArrayContract):
         before = self.run(model, inputs(5))
         frozen = freeze(freeze(model))
         assert same_bits(self.run(frozen, inputs(5)), before)
-        if get(policy).mode is not None:
+        if get(policy).quantization is not None:
             assert self.state(frozen)["0/weight"].dtype.itemsize == 1
 
     @pytest.mark.parametrize("policy", POLICIES)

@@ -126,15 +126,15 @@ def plan(policy: DTypePolicy, spec: LayerSpec, frozen: bool = False) -> Plan:
         NoKernelError: The mode has no kernel yet.
         ValueError: The policy would compute in float8 without scales.
     """
-    if policy.mode is not None:
-        scheme = policy.mode.scheme
+    if policy.quantization is not None:
+        scheme = policy.quantization.scheme
         reason = _reason_against(scheme, spec)
         if reason:
             return _float_plan(policy, policy.source_policy, spec, reason)
         if scheme.weight_codes is None:
             ready = "int8, int8/weight_only, float8, float8/dynamic, float8/weight_only"
             raise NoKernelError(
-                f"No kernel exists for mode '{policy.mode}' yet: the policy can be named, saved "
+                f"No kernel exists for mode '{policy.quantization}' yet: the policy can be named, saved "
                 f"and loaded, but no layer can compute with it. Modes with kernels: {ready}."
             )
         return _quantized_plan(policy, scheme, spec, frozen)

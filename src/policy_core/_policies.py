@@ -82,7 +82,7 @@ class DTypePolicy:
         return None
 
     @property
-    def mode(self) -> Mode | None:
+    def quantization(self) -> Mode | None:
         """The quantization mode with its parameters; None for a float policy."""
         return None
 
@@ -197,7 +197,7 @@ class QuantizedDTypePolicy(DTypePolicy):
         return self._mode.scheme.name
 
     @property
-    def mode(self) -> Mode:
+    def quantization(self) -> Mode:
         """The quantization mode with its parameters."""
         return self._mode
 
@@ -276,6 +276,8 @@ class QuantizedFloat8DTypePolicy(QuantizedDTypePolicy):
 class Int4DTypePolicy(QuantizedDTypePolicy):
     """`"int4/<block_size>"`: can be named, saved and loaded; no kernel exists for it yet."""
 
+    mode = QuantizedDTypePolicy.quantization_mode  # Keras has it on these classes alone
+
     @property
     def block_size(self) -> int:
         """How many weights of a channel share a scale; -1 for all of them."""
@@ -284,6 +286,8 @@ class Int4DTypePolicy(QuantizedDTypePolicy):
 
 class GPTQDTypePolicy(QuantizedDTypePolicy):
     """`"gptq/<weight_bits>/<group_size>"`: can be named, saved and loaded; no kernel yet."""
+
+    mode = QuantizedDTypePolicy.quantization_mode
 
     @property
     def weight_bits(self) -> int:
@@ -299,6 +303,7 @@ class GPTQDTypePolicy(QuantizedDTypePolicy):
 class AWQDTypePolicy(QuantizedDTypePolicy):
     """`"awq/4/<group_size>"`: can be named, saved and loaded; no kernel exists for it yet."""
 
+    mode = QuantizedDTypePolicy.quantization_mode
     weight_bits = GPTQDTypePolicy.weight_bits
     group_size = GPTQDTypePolicy.group_size
 

@@ -82,9 +82,9 @@ class DTypePolicyMap(DTypePolicy, MutableMapping[str, DTypePolicy]):
         return self.default_policy.quantization_mode
 
     @property
-    def mode(self) -> Mode | None:
+    def quantization(self) -> Mode | None:
         """The mode, with its parameters, of the default policy."""
-        return self.default_policy.mode
+        return self.default_policy.quantization
 
     @property
     def source_policy(self) -> DTypePolicy:

@@ -8,7 +8,7 @@ read.
 
 from typing import Any
 
-from ._dtypes import did_you_mean, shorten
+from ._dtypes import did_you_mean, shorten, standardize_dtype
 from ._policies import POLICY_CLASSES, DTypePolicy, FloatDTypePolicy, parse_policy
 from ._policy_map import DTypePolicyMap
 from ._registry import custom_object_scope, find_class, registered_keys, registered_name
@@ -63,18 +63,12 @@ def get(identifier: Any) -> DTypePolicy:
             return policy
         raise ConfigError(f"Expected the config of a policy. It gave: {shorten(policy)}")
     try:
-        return DTypePolicy(_dtype_name(identifier))
+        return DTypePolicy(standardize_dtype(identifier))
     except ValueError:
         raise ValueError(
             "Cannot interpret `dtype` argument. Expected a string, a dtype, a config or an "
             f"instance of DTypePolicy. Received: dtype={shorten(identifier)}"
         ) from None
-
-
-def _dtype_name(identifier: Any) -> str:
-    from ._dtypes import standardize_dtype
-
-    return standardize_dtype(identifier)
 
 
 def serialize(obj: Any) -> Any:

@@ -21,6 +21,7 @@ into a conftest.py.
 
 from hypothesis import strategies as st
 
+from ._contract_arrays import hard_arrays as hard_arrays
 from ._contract_arrays import same_bits as same_bits
 from ._contract_models import POLICIES as POLICIES
 from ._contract_models import RULES as RULES
@@ -36,6 +37,7 @@ __all__ = [
     "BackendContract",
     "ReferenceContract",
     "float_policies",
+    "hard_arrays",
     "paths",
     "policies",
     "policy_maps",

@@ -1,7 +1,7 @@
 """The reference backend passes the contract that it is the oracle of."""
 
-from policy_core.testing import ReferenceContract
+from policy_core import testing
 
 
-class TestNumpy(ReferenceContract):
+class TestNumpy(testing.ReferenceContract):
     """The numpy backend, whichever kernels run."""

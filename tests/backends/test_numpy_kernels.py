@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import policy_kernels
-from policy_core.testing import same_bits
+from policy_core.testing import hard_arrays, same_bits
 from policy_numpy import _kernels, encode, quantize
+from policy_numpy._quantize import reference_encode, reference_quantize
 
 E4M3 = "float8_e4m3fn"
 
@@ -110,14 +111,39 @@ def test_native_row_quantizer_equals_the_formula(dtype: str) -> None:
     """The native quantizers give the formula's codes and scales to the bit."""
     x, _, _ = operands(9, 65, 1, 3)
     x[2], x[3, 4] = 0, np.inf
-    codes, scale = quantize(x, dtype, (1,))
+    codes, scale = reference_quantize(x, dtype, (1,))
     native_codes, native_scale = policy_kernels.quantize_rows_f8(x, dtype)
     assert same_bits(native_scale, scale.reshape(-1))
     assert same_bits(native_codes, codes.view(np.uint8))
-    codes, scale = quantize(x, "int8", (1,))
+    codes, scale = reference_quantize(x, "int8", (1,))
     native_codes, native_scale = policy_kernels.quantize_rows_s8(x)
     assert same_bits(native_scale, scale.reshape(-1))
     assert same_bits(native_codes, codes)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["int8", E4M3, "float8_e5m2"])
+@pytest.mark.parametrize("array", hard_arrays())
+def test_hard_arrays_have_the_formulas_codes(array: Any, dtype: str) -> None:
+    """On arrays that quantizers are known to fail on, the kernels have the formula's bits."""
+    codes, scale = quantize(array, dtype, (1,))
+    wanted_codes, wanted_scale = reference_quantize(array, dtype, (1,))
+    assert same_bits(scale, wanted_scale)
+    assert same_bits(codes, wanted_codes)
+    if dtype != "int8":
+        for factor in (np.full((), 0.37, np.float32), np.full((), np.nan, np.float32)):
+            assert same_bits(encode(array, factor, dtype), reference_encode(array, factor, dtype))
+
+
+@needs_kernels
+@pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["int8", E4M3])
+def test_rows_have_the_formulas_bits(dtype: str, target: str) -> None:
+    """Rows of a quantized table are the same natively and in numpy."""
+    codes, scale = quantize(np.random.default_rng(0).standard_normal((20, 33)), dtype, (1,))
+    ids = np.array([[0, 19], [3, 3]])
+    wanted = _kernels.reference_rows(codes, scale, ids, target)
+    assert same_bits(_kernels.rows(codes, scale, ids, target), wanted)
 
 
 def test_table_names_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,43 @@ def test_bad_layers_are_refused(arguments: dict[str, Any]) -> None:
         pn.Sequential([3])  # type: ignore[list-item]  # the wrong type is the point
 
 
+def test_layers_that_no_policy_could_reach_are_refused() -> None:
+    """A layer whose policy could never act, or whose tensors would not be saved, is an error."""
+
+    class Doubler(pn.Layer):
+        def __call__(self, x: Any, training: bool = False) -> Any:
+            return 2 * x
+
+    class Positions(pn.Sequential):
+        def __init__(self) -> None:
+            super().__init__([pn.Dense(2, 2)])
+            self.tensors["positions"] = np.ones(2, np.float32)
+
+    for layer, said in ((Doubler(), "Define compute"), (Positions(), "tensors of its own")):
+        for function in (pc.wrap, pc.report):
+            with pytest.raises(TypeError, match=said):
+                function(pn.Sequential([pn.Dense(2, 2), layer]))
+
+
+def test_leaf_of_a_users_own() -> None:
+    """A user's leaf that defines compute follows the source policy, and its tensors are kept."""
+
+    class Scale(pn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tensors["factor"] = np.full(2, 3, np.float32)
+
+        def compute(self, x: Any, tensors: dict[str, Any]) -> Any:
+            return x * tensors["factor"]
+
+    model = pc.wrap(pn.Sequential([Scale()]), "int8_from_mixed_bfloat16")
+    assert model(np.ones((1, 2), np.float32)).dtype.name == "bfloat16"
+    row = pc.report(model).rows[0]
+    assert row.policy == "mixed_bfloat16"
+    assert "Scale has no quantized form" in row.note
+    assert row.bytes_after == 8
+
+
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "int8_from_mixed_bfloat16"])
 def test_activations_follow_the_product(activation: str, policy: str) -> None:

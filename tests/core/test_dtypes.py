@@ -146,7 +146,7 @@ for form in (torch.qint8, tf.qint8, tf.resource, torch.zeros(()), jnp.zeros(()),
     try:
         pc.get(form)
     except ValueError as error:
-        refused.append(str(error)[:32])
+        refused.append(str(error)[:33])
 print(json.dumps([len({pc.get(form) for form in forms}), pc.get(forms[0]).name,
                   [pc.get(form).name for form in more], refused]))
 """,
@@ -159,7 +159,7 @@ print(json.dumps([len({pc.get(form) for form in forms}), pc.get(forms[0]).name,
         *("bfloat16", "int4", "float8_e5m2"),
         *("bfloat16", "float16", "string", "complex64"),
     ]
-    assert refused == ["Cannot interpret `dtype` argumen"] * 6
+    assert refused == ["Cannot interpret `dtype` argument"] * 6
 
 
 @pytest.mark.parametrize("_", range(2))

@@ -33,7 +33,7 @@ def test_every_float_name_is_a_policy(name):
     """Every dtype's name and both mixed names are policies without a quantization mode."""
     policy = pc.DTypePolicy(name)
     assert policy == pc.FloatDTypePolicy(name) == pc.get(name)
-    assert (policy.name, policy.quantization_mode, policy.mode) == (name, None, None)
+    assert (policy.name, policy.quantization_mode, policy.quantization) == (name, None, None)
     assert policy.source_policy is policy
 
 

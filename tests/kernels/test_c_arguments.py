@@ -11,45 +11,63 @@ M, N, K = 3, 5, 4
 HUGE = 2**62
 
 
+def packed(native, n, k, code):
+    """A packed weight of ones, with what is needed to find its bytes again."""
+    size = ctypes.c_int64()
+    assert native.pk_packed_bytes(n, k, ctypes.addressof(size)) == 0
+    memory = np.zeros(size.value, np.uint8)
+    codes = np.ones((n, k), np.int8)
+    assert native.pk_pack(code, n, k, codes.ctypes.data, k, memory.ctypes.data) == 0
+    return memory
+
+
 def buffers():
     """Arrays for every argument, larger than M, N, K need."""
     return {
         "x": np.ones((M, K), np.float32),
         "x8": np.ones((M, K), np.int8),
-        "w": np.ones((N, K), np.int8),
+        "plain": np.ones((N, K), np.int8),
+        "room": np.zeros(4096, np.uint8),
         "rows": np.ones(M, np.float32),
         "channels": np.ones(N, np.float32),
-        "codes": np.full((M, K), 77, np.int8),
+        "codes": np.full((N, K), 77, np.int8),
         "y": np.full((M, N), 77, np.float32),
     }
 
 
 # Each function's arguments in order: a name with a value, or with the buffer it points to.
-SIZES = [("m", M), ("n", N), ("k", K)]
+SIZES = [("executor", None), ("m", M), ("n", N), ("k", K)]
 X = [("x", "x"), ("ldx", K)]
+FLOATS = [("x_dtype", 0), *X]
 X8 = [("x", "x8"), ("ldx", K)]
-W = [("w", "w"), ("ldw", K)]
-OUT = [("bias", "channels"), ("y", "y"), ("ldy", N)]
+SCALED_W = [("w", "packed"), ("w_scale", "channels")]
+OUT = [("bias_dtype", 0), ("bias", "channels"), ("y_dtype", 0), ("y", "y"), ("ldy", N)]
 ROWS = [("m", M), ("k", K), *X, ("codes", "codes"), ("ldq", K), ("scale", "rows")]
-S8 = [*SIZES, *X, *W, ("w_scale", "channels"), *OUT]
+S8 = [*SIZES, *FLOATS, *SCALED_W, *OUT]
 SCALED_X8 = [*X8, ("x_scale", "rows")]
-F8_W = [("w_format", 1), *W, ("w_scale", "channels"), ("w_scale_stride", 1)]
+F8_W = [("w_format", 1), *SCALED_W, ("w_scale_stride", 1)]
+PACK = [("code", 2), ("n", N), ("k", K)]
 FUNCTIONS = {
     "pk_quantize_rows_s8": ROWS,
     "pk_encode_f8": [("format", 0), ("n", K), ("x", "x"), ("scale", 1.0), ("codes", "codes")],
     "pk_quantize_rows_f8": [("format", 0), *ROWS],
     "pk_decode_f8": [("format", 0), ("n", K), ("codes", "x8"), ("y", "y")],
+    "pk_pack": [*PACK, ("w", "plain"), ("ldw", K), ("packed", "room")],
+    "pk_unpack": [*PACK, ("packed", "packed"), ("w", "codes"), ("ldw", K)],
     "pk_linear_s8": S8,
-    "pk_linear_s8_codes": [*SIZES, *SCALED_X8, *W, ("w_scale", "channels"), *OUT],
+    "pk_linear_s8_codes": [*SIZES, *SCALED_X8, *SCALED_W, *OUT],
     "pk_linear_s8w": S8,
     "pk_linear_f8": [*SIZES, ("x_format", 0), *SCALED_X8, ("x_scale_stride", 1), *F8_W, *OUT],
-    "pk_linear_f8w": [*SIZES, *X, *F8_W, *OUT],
+    "pk_linear_f8w": [*SIZES, *FLOATS, *F8_W, *OUT],
 }
 
 
 def call(native, function, **changed):
     """Status, message and outputs of a valid call with some arguments changed."""
     memory = buffers()
+    # A size of 0 makes another packed weight; sizes that are refused are compared with this one.
+    n, k = (0 if changed.get(name) == 0 else size for name, size in (("n", N), ("k", K)))
+    memory["packed"] = packed(native, n, k, 1 if "f8" in function else 2)
     arguments = []
     for name, value in FUNCTIONS[function]:
         given = changed.get(name, value)
@@ -134,6 +152,52 @@ def test_unknown_formats_are_refused(native, function, name, value):
     refused(native, function, f"{name} to be 0 (float8_e4m3fn)", **{name: value})
 
 
+@pytest.mark.parametrize(("function", "name"), cases("x_dtype", "bias_dtype", "y_dtype"))
+@pytest.mark.parametrize("value", [-1, 3])
+def test_unknown_dtypes_are_refused(native, function, name, value):
+    """A dtype that is none of the three is an argument error."""
+    refused(native, function, f"{name} to be 0 (float32)", **{name: value})
+
+
+@pytest.mark.parametrize("function", ["pk_pack", "pk_unpack"])
+@pytest.mark.parametrize("value", [-1, 3])
+def test_unknown_codes_are_refused(native, function, value):
+    """Codes are of three kinds."""
+    refused(native, function, "code to be 0 (float8_e4m3fn)", code=value)
+
+
+PACKED = [(f, name) for f in FUNCTIONS for name, value in FUNCTIONS[f] if value == "packed"]
+
+
+@pytest.mark.parametrize(("function", "name"), PACKED)
+def test_bytes_that_are_no_packed_weight_are_refused(native, function, name):
+    """Memory that pk_pack did not write is told from what it did."""
+    refused(native, function, f"{name} to be what pk_pack wrote", **{name: "room"})
+
+
+@pytest.mark.parametrize("function", [function for function, _ in PACKED])
+def test_a_packed_weight_of_another_shape_is_refused(native, function):
+    """n, k and the kind of codes must be those of the packed weight."""
+    refused(native, function, f"got n={N}, k={K} and code", k=K - 1)
+
+
+class Executor(ctypes.Structure):
+    _fields_ = (
+        ("threads", ctypes.c_int32),
+        ("submit", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+@pytest.mark.parametrize("function", [f for f in FUNCTIONS if "linear" in f])
+@pytest.mark.parametrize("threads", [-1, 0, 2])
+def test_an_executor_that_cannot_run_is_refused(native, function, threads):
+    """There is at least one thread, and with more a way to reach them."""
+    executor = Executor(threads, None, None)
+    said = f"executor with threads >= 1 and, above 1, a function submit, got threads={threads}"
+    refused(native, function, said, executor=ctypes.addressof(executor))
+
+
 @pytest.mark.parametrize(("function", "name"), cases("x_scale_stride", "w_scale_stride"))
 @pytest.mark.parametrize("value", [-1, 2])
 def test_scale_strides_other_than_0_and_1_are_refused(native, function, name, value):
@@ -150,8 +214,10 @@ def test_scales_that_cannot_divide_are_refused(native, value):
 def pointers_to_nothing(function, size):
     """The pointers that have no elements when a size is 0."""
     if "linear" in function:
-        table = {"m": ["x", "x_scale", "y"], "n": ["w", "w_scale", "bias", "y"], "k": ["x", "w"]}
+        table = {"m": ["x", "x_scale", "y"], "n": ["w", "w_scale", "bias", "y"], "k": ["x"]}
         return names(function, *table[size])
+    if "pack" in function:
+        return ["w"]
     if size == "k":
         return names(function, "x", "codes")
     return [name for name, value in FUNCTIONS[function] if isinstance(value, str)]
@@ -174,7 +240,7 @@ def test_no_contraction_gives_the_bias_or_zero(native, function):
 
 @pytest.mark.parametrize("function", [f for f in FUNCTIONS if "linear" in f])
 @pytest.mark.parametrize(("m", "n", "k"), [(3, 5, 4), (9, 7, 13), (17, 3, 65)])
-def test_gaps_between_rows_are_neither_used_nor_written(native, function, m, n, k):
+def test_gaps_between_rows_are_neither_used_nor_written(isa, native, function, m, n, k):
     """With wide strides the gaps hold poison on input and stay as they were on output."""
     poison = {np.float32: np.nan, np.int8: 0x7F, np.uint8: 0x7F}
 
@@ -183,14 +249,13 @@ def test_gaps_between_rows_are_neither_used_nor_written(native, function, m, n, 
         array[1:-1, :columns] = 1
         return array
 
-    is_f8 = "f8" in function
-    x_type = np.float32 if function in ("pk_linear_s8", "pk_linear_s8w", "pk_linear_f8w") else None
-    x = padded(m, k, x_type or (np.uint8 if is_f8 else np.int8))
-    w = padded(n, k, np.uint8 if is_f8 else np.int8)
+    x8_type = np.uint8 if "f8" in function else np.int8
+    x = padded(m, k, np.float32 if ("x", "x") in FUNCTIONS[function] else x8_type)
     scales = np.ones(max(m, n), np.float32)
     y = np.full((m + 2, n + 2), 77, np.float32)
-    memory = {"x": x[1:], "x8": x[1:], "w": w[1:], "y": y[1:], "rows": scales, "channels": scales}
-    values = {"m": m, "n": n, "k": k, "ldx": k + 3, "ldw": k + 3, "ldy": n + 2, "bias": None}
+    memory = {"x": x[1:], "x8": x[1:], "y": y[1:], "rows": scales, "channels": scales}
+    memory["packed"] = packed(native, n, k, 1 if "f8" in function else 2)
+    values = {"m": m, "n": n, "k": k, "ldx": k + 3, "ldy": n + 2, "bias": None}
     arguments = []
     for name, value in FUNCTIONS[function]:
         given = values.get(name, value)
@@ -228,21 +293,20 @@ def test_the_message_belongs_to_the_thread(native):
 
 def test_memory_that_cannot_be_had_is_a_memory_error(native):
     """A row of codes larger than any machine's memory is refused before x is read."""
-    x = ctypes.c_float(1)
-    code, out = ctypes.c_int8(1), ctypes.c_float(1)
+    x, one = ctypes.c_float(1), ctypes.c_float(1)
     k = 2**60
-    status = native.pk_linear_s8(
-        1,
-        1,
-        k,
-        ctypes.addressof(x),
-        k,
-        ctypes.addressof(code),
-        k,
-        ctypes.addressof(out),
-        None,
-        ctypes.addressof(out),
-        1,
-    )
-    assert status == 2
+    memory = packed(native, 1, 1, 2)
+    start = -memory.ctypes.data % 64
+    memory[start + 16 : start + 24].view(np.int64)[0] = k  # the header's k
+    arguments = [None, 1, 1, k, 0, ctypes.addressof(x), k, memory.ctypes.data]
+    output = [ctypes.addressof(one), 0, None, 0, ctypes.addressof(one), 1]
+    assert native.pk_linear_s8(*arguments, *output) == 2
     assert "could not allocate" in native.pk_last_error().decode()
+
+
+def test_sizes_that_no_memory_holds_cannot_be_packed(native):
+    """The size of a packed weight is checked, not wrapped."""
+    size = ctypes.c_int64()
+    for n, k in ((2**62, 4), (4, 2**62), (2**63 - 1, 2**63 - 1)):
+        assert native.pk_packed_bytes(n, k, ctypes.addressof(size)) == ARGUMENT
+        assert "fit in memory" in native.pk_last_error().decode()

@@ -1,5 +1,8 @@
 """float8 products against float64."""
 
+import functools
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,9 +10,10 @@ import pytest
 import policy_kernels as pk
 
 DTYPES = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
-each_m = pytest.mark.parametrize("m", [0, 1, 2, 8, 15, 16, 17, 33])
-each_k = pytest.mark.parametrize("k", [0, 1, 15, 63, 64, 65, 131072 + 5])
-each_n = pytest.mark.parametrize("n", [1, 7, 31, 33])
+SIZES_M = [0, 1, 2, 8, 15, 16, 17, 33]
+SIZES_N = [1, 7, 31, 32, 33, 64, 100]
+LONG = [(1, 1), (2, 33), (17, 7), (33, 64)]
+each_k = pytest.mark.parametrize("k", [0, 1, 15, 63, 64, 65, 127, 1000, 131072 + 5])
 each_format = pytest.mark.parametrize("format", DTYPES)
 
 
@@ -24,54 +28,120 @@ def decoded(codes, format):
     return codes.view(DTYPES[format]).astype(np.float64)
 
 
-def assert_within(y, x, w, bias):
+def sizes(k):
+    return LONG if k > 131072 else list(itertools.product(SIZES_M, SIZES_N))
+
+
+@functools.cache
+def whole(k, format):
+    """The largest operands of this k; smaller sizes are parts of them."""
+    rng = np.random.default_rng(k)
+    x_codes, w_codes = finite_codes(rng, (33, k), format), finite_codes(rng, (100, k), format)
+    x_scale = rng.uniform(1e-3, 1, 33).astype(np.float32)
+    w_scale = rng.uniform(1e-3, 1, 100).astype(np.float32)
+    return x_codes, x_scale, w_codes, w_scale, rng.standard_normal(100, np.float32)
+
+
+@functools.cache
+def exact(k, format, values):
+    """x, and x @ w.T and |x| @ |w|.T in float64, for x of codes or of floats of a dtype."""
+    x_codes, x_scale, w_codes, w_scale, _ = whole(k, format)
+    w = decoded(w_codes, format) * w_scale[:, None]
+    if values == "codes":
+        x = decoded(x_codes, format) * x_scale[:, None]
+        given = x_codes
+    else:
+        given = np.random.default_rng(k).standard_normal((33, k), np.float32).astype(values)
+        x = given.astype(np.float64)
+    return given, x @ w.T, np.abs(x) @ np.abs(w).T
+
+
+def assert_within(y, exact, size):
     """Within 1e-6 of float64, scaled by sum |x| |w| + |bias|."""
-    bias = np.zeros(len(w)) if bias is None else bias
-    exact = x @ w.T + bias
-    size = np.abs(x) @ np.abs(w).T + np.abs(bias)
     assert y.dtype == np.float32
     assert y.shape == exact.shape
     assert (np.abs(y - exact) <= 1e-6 * size).all()
 
 
-@each_n
+@each_format
 @each_k
-@each_m
-def test_linear_f8_is_within_1e_6_of_float64(isa, m, n, k):
-    """Both formats, scales per row and per tensor, with and without bias, at every size."""
-    rng = np.random.default_rng(m * 10007 + n * 101 + k)
-    x_format, w_format = rng.choice(list(DTYPES), 2)
-    x_codes = finite_codes(rng, (m, k), x_format)
-    w_codes = finite_codes(rng, (n, k), w_format)
-    x_scale = rng.uniform(1e-3, 1, m).astype(np.float32)
-    w_scale = rng.uniform(1e-3, 1, n).astype(np.float32)
-    bias = rng.standard_normal(n, np.float32)
-    x, w = decoded(x_codes, x_format), decoded(w_codes, w_format)
-
-    y = pk.linear_f8(x_codes, x_scale, x_format, w_codes, w_scale, w_format, bias)
-    assert_within(y, x * x_scale[:, None], w * w_scale[:, None], bias)
+def test_linear_f8_is_within_1e_6_of_float64(isa, k, format):
+    """Scales per row and per tensor, with and without bias, at every size."""
+    _, x_scale, w_codes, w_scale, bias = whole(k, format)
+    x, product, size = exact(k, format, "codes")
+    for m, n in sizes(k):
+        weight = pk.pack(w_codes[:n], format)
+        b = bias[:n]
+        y = pk.linear_f8(x[:m], x_scale[:m], format, weight, w_scale[:n], format, b)
+        assert_within(y, product[:m, :n] + b, size[:m, :n] + np.abs(b))
     one = np.float32(0.37)
-    y = pk.linear_f8(x_codes, one, x_format, w_codes, one, w_format)
-    assert_within(y, x * float(one), w * float(one), None)
+    y = pk.linear_f8(x[:17], one, format, pk.pack(w_codes, format), one, format)
+    each = float(one) ** 2 / (x_scale[:17, None] * w_scale.astype(np.float64))
+    assert_within(y, product[:17] * each, size[:17] * each * (1 + 1e-6))
 
 
-@each_n
+@each_format
 @each_k
-@each_m
-def test_linear_f8w_is_within_1e_6_of_float64(isa, m, n, k):
-    """float32 rows against float8 weights, scales per channel and per tensor, at every size."""
-    rng = np.random.default_rng(m * 10007 + n * 101 + k)
-    format = rng.choice(list(DTYPES))
-    x = rng.standard_normal((m, k), np.float32)
-    codes = finite_codes(rng, (n, k), format)
-    scale = rng.uniform(1e-3, 1, n).astype(np.float32)
-    bias = rng.standard_normal(n, np.float32)
-    w = decoded(codes, format)
+@pytest.mark.parametrize("values", [np.float32, ml_dtypes.bfloat16])
+def test_linear_f8w_is_within_1e_6_of_float64(isa, k, format, values):
+    """float32 and bfloat16 rows against float8 weights, at every size."""
+    _, _, w_codes, w_scale, bias = whole(k, format)
+    x, product, size = exact(k, format, values)
+    for m, n in sizes(k):
+        weight = pk.pack(w_codes[:n], format)
+        b = bias[:n]
+        y = pk.linear_f8w(x[:m], weight, w_scale[:n], bias=b, dtype="float32")
+        assert_within(y, product[:m, :n] + b, size[:m, :n] + np.abs(b))
+    one = np.float32(0.5)
+    y = pk.linear_f8w(x[:17], pk.pack(w_codes, format), 0.5, dtype="float32")
+    each = one / w_scale.astype(np.float64)
+    assert_within(y, product[:17] * each, size[:17] * each * (1 + 1e-6))
 
-    y = pk.linear_f8w(x, codes, scale, format, bias)
-    assert_within(y, x.astype(np.float64), w * scale[:, None], bias)
-    y = pk.linear_f8w(x, codes, 0.5, format)
-    assert_within(y, x.astype(np.float64), w * 0.5, None)
+
+@pytest.mark.parametrize("x_format", DTYPES)
+@each_format
+def test_the_two_formats_may_differ(isa, x_format, format):
+    """Gradients are e5m2 where weights are e4m3fn."""
+    rng = np.random.default_rng(2)
+    x_codes, w_codes = finite_codes(rng, (17, 130), x_format), finite_codes(rng, (33, 130), format)
+    x, w = decoded(x_codes, x_format), decoded(w_codes, format)
+    y = pk.linear_f8(x_codes, 1.0, x_format, w_codes, 1.0, format)
+    assert_within(y, x @ w.T, np.abs(x) @ np.abs(w).T)
+
+
+@each_format
+@pytest.mark.parametrize("values", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("k", [1000, 131072 + 5])
+def test_rounding_does_not_pile_up(isa, format, values, k):
+    """A sum of equal terms, each of which rounds the same way, keeps within the bound."""
+    x = np.full((2, k), 0.1, values)
+    for code in (0x39, 0x3F):
+        w_codes = np.full((3, k), code, np.uint8)
+        term = float(x[0, 0]) * decoded(w_codes[:1, :1], format)[0, 0]
+        y = pk.linear_f8w(x, w_codes, 1.0, format, dtype="float32")
+        assert_within(y, np.full((2, 3), term * k), np.full((2, 3), term * k))
+        y = pk.linear_s8w(x, np.full((3, k), 111, np.int8), np.ones(3, np.float32), dtype="float32")
+        exact = float(x[0, 0]) * 111 * k
+        assert_within(y, np.full((2, 3), exact), np.full((2, 3), exact))
+
+
+@each_format
+@pytest.mark.parametrize("values", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("magnitude", [1e-39, 1e-37, 1e-34, 1e-30, 1e-24])
+def test_tiny_values_are_not_lost(isa, format, values, magnitude):
+    """Rows so small that some instructions would take them, or their products, for zero."""
+    rng = np.random.default_rng(8)
+    x = (rng.uniform(0.5, 1, (14, 70)) * magnitude).astype(values)
+    x[1] = 1
+    x[1, 3] = magnitude
+    w_codes = np.full((5, 70), 0x7B, np.uint8)  # the largest values
+    w_codes[2] = 0x01  # and the smallest
+    w = decoded(w_codes, format)
+    y = pk.linear_f8w(x, w_codes, 1.0, format, dtype="float32").astype(np.float64)
+    x = x.astype(np.float64)
+    # A float32 below 2^-126 has steps of 2^-149.
+    bound = 1e-6 * (np.abs(x) @ np.abs(w).T) + 70 * 2.0**-149
+    assert (np.abs(y - x @ w.T) <= bound).all()
 
 
 @each_format

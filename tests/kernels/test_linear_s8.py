@@ -1,5 +1,7 @@
 """int8 products against numpy: to the bit where both sides are int8."""
 
+import functools
+import itertools
 import threading
 
 import numpy as np
@@ -8,9 +10,15 @@ import pytest
 import policy_kernels as pk
 
 PART = 131072
-each_m = pytest.mark.parametrize("m", [0, 1, 2, 8, 15, 16, 17, 33])
-each_k = pytest.mark.parametrize("k", [0, 1, 15, 63, 64, 65, PART + 5])
-each_n = pytest.mark.parametrize("n", [1, 7, 31, 33])
+SIZES_M = [0, 1, 2, 8, 15, 16, 17, 33]
+SIZES_N = [1, 7, 31, 32, 33, 64, 100]
+# The longest sums take the longest: for them, some sizes.
+LONG = [(1, 1), (2, 33), (17, 7), (33, 100)]
+each_k = pytest.mark.parametrize("k", [0, 1, 15, 63, 64, 65, 127, 1000, PART + 5])
+
+
+def sizes(k):
+    return LONG if k > PART else list(itertools.product(SIZES_M, SIZES_N))
 
 
 def codes_reference(x_codes, x_scale, w_codes, w_scale, bias):
@@ -46,46 +54,79 @@ def assert_bits(y, expected):
     np.testing.assert_array_equal(y.view(np.uint32), expected.view(np.uint32))
 
 
-@each_n
-@each_k
-@each_m
-def test_linear_s8_equals_the_reference_to_the_bit(isa, m, n, k):
-    """Rows quantized inside, exact sums, float32 last line: numpy's bits at every size."""
-    x, w_codes, w_scale, bias = arrays(m, n, k)
+@functools.cache
+def whole(k):
+    """The largest operands of this k and their results; smaller sizes are parts of both."""
+    x, w_codes, w_scale, bias = arrays(33, 100, k)
     x_codes, x_scale = quantized(x)
-    for b in (bias, None):
-        expected = codes_reference(x_codes, x_scale, w_codes, w_scale, b)
-        assert_bits(pk.linear_s8(x, w_codes, w_scale, b), expected)
+    total = codes_reference(x_codes, x_scale, w_codes, w_scale, None)
+    return x, x_codes, x_scale, w_codes, w_scale, bias, total
 
 
-@each_n
 @each_k
-@each_m
-def test_linear_s8_codes_equals_the_reference_to_the_bit(isa, m, n, k):
+def test_linear_s8_equals_the_reference_to_the_bit(isa, k):
+    """Rows quantized inside, exact sums, float32 last line: numpy's bits at every size."""
+    x, _, _, w_codes, w_scale, bias, total = whole(k)
+    for m, n in sizes(k):
+        weight = pk.pack(w_codes[:n])
+        expected = total[:m, :n]
+        assert_bits(pk.linear_s8(x[:m], weight, w_scale[:n]), expected)
+        assert_bits(pk.linear_s8(x[:m], weight, w_scale[:n], bias[:n]), expected + bias[:n])
+
+
+@each_k
+def test_linear_s8_codes_equals_the_reference_to_the_bit(isa, k):
     """Given codes multiply exactly, with parts of 131072 added in float32."""
-    _, w_codes, w_scale, bias = arrays(m, n, k)
-    rng = np.random.default_rng(k)
-    x_codes = rng.integers(-127, 128, (m, k), np.int8)
-    x_scale = rng.uniform(1e-3, 1e-1, m).astype(np.float32)
-    for b in (bias, None):
-        expected = codes_reference(x_codes, x_scale, w_codes, w_scale, b)
-        assert_bits(pk.linear_s8_codes(x_codes, x_scale, w_codes, w_scale, b), expected)
+    _, x_codes, x_scale, w_codes, w_scale, bias, total = whole(k)
+    for m, n in sizes(k):
+        weight = pk.pack(w_codes[:n])
+        arguments = x_codes[:m].astype(np.int8), x_scale[:m], weight, w_scale[:n]
+        expected = total[:m, :n]
+        assert_bits(pk.linear_s8_codes(*arguments), expected)
+        assert_bits(pk.linear_s8_codes(*arguments, bias[:n]), expected + bias[:n])
 
 
-@each_n
 @each_k
-@each_m
-def test_linear_s8w_is_within_1e_6_of_float64(isa, m, n, k):
+def test_linear_s8w_is_within_1e_6_of_float64(isa, k):
     """The weight-only product is within 1e-6 of float64, scaled by sum |x| |w| + |bias|."""
-    x, w_codes, w_scale, bias = arrays(m, n, k)
-    weights = w_codes.astype(np.float64) * w_scale[:, None]
-    size = np.abs(x.astype(np.float64)) @ np.abs(weights).T + np.abs(bias)
-    exact = x.astype(np.float64) @ weights.T + bias
-    y = pk.linear_s8w(x, w_codes, w_scale, bias)
-    assert y.dtype == np.float32
-    assert (np.abs(y - exact) <= 1e-6 * size).all()
-    without = pk.linear_s8w(x, w_codes, w_scale)
-    assert (np.abs(without - (exact - bias)) <= 1e-6 * size).all()
+    x, _, _, w_codes, w_scale, bias, _ = whole(k)
+    w = w_codes * w_scale[:, None].astype(np.float64)
+    exact, size = x @ w.T, np.abs(x).astype(np.float64) @ np.abs(w).T
+    for m, n in sizes(k):
+        weight = pk.pack(w_codes[:n])
+        y = pk.linear_s8w(x[:m], weight, w_scale[:n])
+        assert (np.abs(y - exact[:m, :n]) <= 1e-6 * size[:m, :n]).all()
+        y = pk.linear_s8w(x[:m], weight, w_scale[:n], bias[:n])
+        bound = 1e-6 * (size[:m, :n] + np.abs(bias[:n]))
+        assert (np.abs(y - (exact[:m, :n] + bias[:n])) <= bound).all()
+
+
+def test_plain_codes_give_what_packed_ones_give(isa):
+    """Codes that are not packed are packed for the call."""
+    x, _, _, w_codes, w_scale, bias, _ = whole(65)
+    for kernel in (pk.linear_s8, pk.linear_s8w):
+        packed = kernel(x, pk.pack(w_codes), w_scale, bias)
+        assert_bits(kernel(x, w_codes, w_scale, bias), packed)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 25, 130])
+def test_every_tile_height_gives_the_same_rows(isa, m):
+    """Tiles of each height that a kernel has, and rows spread over several of them."""
+    x, w_codes, w_scale, bias = arrays(130, 33, 200)
+    weight = pk.pack(w_codes)
+    x_codes, x_scale = quantized(x)
+    expected = codes_reference(x_codes, x_scale, w_codes, w_scale, bias)
+    assert_bits(pk.linear_s8(x[:m], weight, w_scale, bias), expected[:m])
+
+
+def test_codes_of_minus_128_multiply_exactly(isa):
+    """Codes that no quantizer makes are codes all the same."""
+    rng = np.random.default_rng(4)
+    x_codes, w_codes = (rng.choice(np.int8([-128, 127, -127]), (r, 129)) for r in (5, 40))
+    one = np.ones(40, np.float32)
+    exact = x_codes.astype(np.float64) @ w_codes.T.astype(np.float64)
+    y = pk.linear_s8_codes(x_codes, one[:5], w_codes, one)
+    assert_bits(y, exact.astype(np.float32))
 
 
 @pytest.mark.parametrize("sign", [1, -1])

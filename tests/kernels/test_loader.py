@@ -26,6 +26,16 @@ OPERATIONS = [
     "linear_f8w",
 ]
 
+# The groups of kernels that serve each instruction set.
+SERVING = {
+    "scalar": {"scalar"},
+    "avx2": {"avx2"},
+    "avxvnni": {"avx2", "avxvnni"},
+    "avx512vnni": {"avx512", "avx512vnni"},
+    "avx512bf16": {"avx512", "avx512vnni", "avx512bf16"},
+    "amx": {"avx512", "avx512bf16", "amx"},
+}
+
 PROBE = """
 import json
 import numpy as np
@@ -81,7 +91,12 @@ def test_build_info_tells_what_is_loaded():
     assert info.reason is None
     assert info.abi_version == _loader.ABI_VERSION
     assert info.library.is_file()
-    assert info.isa in info.compiled_isas
+    assert info.isa in info.present_isas
+    assert set(info.present_isas) <= set(info.compiled_isas)
+    assert info.amx_permission == "absent" or info.amx_permission.startswith(
+        ("granted", "refused: ", "emulated")
+    )
+    assert info.threads == pk.num_threads() >= 1
     assert info.compiled_isas[0] == "scalar"
     assert info.compiler.split()[0] in ("gcc", "clang")
 
@@ -98,9 +113,11 @@ def test_build_info_is_a_value_whose_repr_has_no_folder():
 
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_kernel_names_are_operation_and_isa(isa, op):
-    """Every public kernel function has a kernel, named after both."""
+    """Every public kernel function has a kernel, named after itself and what it needs."""
     assert callable(getattr(pk, op))
-    assert pk.kernel_name(op) == f"{op}_{isa}"
+    name = pk.kernel_name(op)
+    assert name.startswith(f"{op}_")
+    assert name.removeprefix(f"{op}_") in SERVING[isa]
 
 
 def test_a_missing_library_is_told_and_raised_on_use(package):
@@ -130,7 +147,7 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
     """The ABI version is compared before any function is called."""
     folder = str(pk.build_info().library.parent)
     monkeypatch.setattr(_loader, "ABI_VERSION", _loader.ABI_VERSION + 1)
-    with pytest.raises(pk.KernelsBrokenError, match="expected ABI version 2, got 1"):
+    with pytest.raises(pk.KernelsBrokenError, match="expected ABI version 3, got 2"):
         _loader.load([folder], None)
 
 
@@ -164,6 +181,14 @@ def test_policy_isa_that_is_absent_is_an_error():
         assert "Compiled: scalar" in message
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "two", ""])
+def test_a_number_of_threads_that_is_none_is_an_error(value):
+    """POLICY_NUM_THREADS is never passed over."""
+    kind, message = probe(POLICY_NUM_THREADS=value)["call"]
+    assert kind == "KernelsBrokenError"
+    assert f"POLICY_NUM_THREADS to be a number of at least 1, got {value!r}" in message
+
+
 def test_errors_are_builtin_errors_too():
     """Code that catches RuntimeError or ImportError sees them."""
     assert issubclass(pk.KernelsUnavailableError, RuntimeError)
@@ -187,6 +212,8 @@ def test_info_prints_json(capsys):
     info = pk.build_info()
     assert facts["isa"] == info.isa
     assert facts["compiled_isas"] == list(info.compiled_isas)
+    assert facts["present_isas"] == list(info.present_isas)
+    assert facts["threads"] == info.threads
     assert facts["library"] == str(info.library)
     assert facts["numpy"] == np.__version__
     assert facts["cpu"]

@@ -6,10 +6,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 FORMATS = {"float8_e4m3fn": 0, "float8_e5m2": 1}
+CODES = FORMATS | {"int8": 2}
+FLOATS = ("float32", "bfloat16", "float16")
 
 FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 INT8: np.dtype[Any] = np.dtype(np.int8)
 UINT8: np.dtype[Any] = np.dtype(np.uint8)
+
+
+# The native numbers of the float dtypes; bfloat16 joins when one is met, as it is not numpy's own.
+_float_numbers: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 2}
+
+
+class Vector(NamedTuple):
+    """An array of one value per row or channel, or one for all, as the native side takes it.
+
+    Attributes:
+        given: the argument that it came from.
+        array: keeps the memory alive while the pointer is in use.
+        pointer: address of the first element.
+        stride: 1 for one per row, 0 for one for all.
+        number: the native number of its dtype.
+    """
+
+    given: object
+    array: NDArray[Any]
+    pointer: int
+    stride: int
+    number: int
 
 
 class Matrix(NamedTuple):
@@ -43,6 +67,72 @@ def format_number(name: str, value: object) -> int:
     if number is None:
         raise ValueError(f"expected {name} to be one of {', '.join(FORMATS)}, got {value!r}")
     return number
+
+
+def float_number(dtype: object) -> int | None:
+    """The native number of a float dtype; None for any other dtype."""
+    number = _float_numbers.get(dtype)
+    if number is None and isinstance(dtype, np.dtype) and dtype.name == "bfloat16":
+        number = _float_numbers[dtype] = 1
+    return number
+
+
+def float_dtype(name: str, value: object) -> np.dtype[Any]:
+    """A float dtype from its name or itself.
+
+    Raises:
+        ValueError: it is none that the kernels have.
+    """
+    if value == "bfloat16":
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    if isinstance(value, str) and value in FLOATS:
+        return np.dtype(value)
+    if isinstance(value, np.dtype) and float_number(value) is not None:
+        return value
+    raise ValueError(f"expected {name} to be one of {', '.join(FLOATS)}, got {value!r}")
+
+
+def floats(name: str, value: object, shape: str, columns: int) -> tuple[Matrix, int]:
+    """A 2-D float array as `matrix` gives it, and the native number of its dtype.
+
+    Raises:
+        TypeError: it is no numpy array of a float dtype that the kernels have.
+        ValueError: its shape is another one.
+    """
+    number = float_number(value.dtype) if isinstance(value, np.ndarray) else None
+    if number is None:
+        raise TypeError(
+            f"expected {name} to be a {' or '.join(FLOATS)} numpy array of shape {shape}, "
+            f"got {describe(value)}"
+        )
+    assert isinstance(value, np.ndarray)
+    flags = value.flags
+    if value.ndim == 2 and value.shape[1] == columns and flags.c_contiguous and flags.aligned:
+        return Matrix(value, value.ctypes.data, columns), number
+    return matrix(name, value, value.dtype, shape, columns), number
+
+
+def bias_vector(name: str, value: object, length: int) -> Vector:
+    """A bias of any float dtype and of shape (length,).
+
+    Raises:
+        TypeError: it is no numpy array of a float dtype that the kernels have.
+        ValueError: its shape is another one.
+    """
+    number = float_number(value.dtype) if isinstance(value, np.ndarray) else None
+    if number is None:
+        raise TypeError(
+            f"expected {name} to be a {' or '.join(FLOATS)} numpy array of shape ({length},), "
+            f"got {describe(value)}"
+        )
+    assert isinstance(value, np.ndarray)
+    if value.shape != (length,):
+        raise ValueError(f"expected {name} to have shape {(length,)!r}, got {value.shape!r}")
+    array = flat(name, value, value.dtype)
+    return Vector(value, array, array.ctypes.data, 1, number)
 
 
 def _checked(name: str, value: object, dtype: np.dtype[Any], shape: str) -> NDArray[Any]:
@@ -115,24 +205,26 @@ def vector(name: str, value: object, length: int) -> NDArray[Any]:
     return flat(name, array, FLOAT32)
 
 
-def scales(name: str, value: object, length: int) -> tuple[NDArray[Any], int]:
+def scales(name: str, value: object, length: int, *, for_all: bool) -> Vector:
     """Scales of one per row, or one for all, with the stride that says which.
 
     Args:
         name: the argument's name, for messages.
-        value: float32 array of shape (length,) or (), or a Python or numpy float.
+        value: float32 array of shape (length,); where `for_all`, also of shape (), or a Python or
+            numpy float.
         length: the number of rows.
-
-    Returns:
-        The scales, and 1 (one per row) or 0 (one for all).
+        for_all: whether one scale for all will do.
 
     Raises:
         TypeError: it is neither a float nor a float32 numpy array.
         ValueError: its shape is another one.
     """
-    if isinstance(value, float | np.float32):
-        return np.array(value, np.float32), 0
-    array = _checked(name, value, FLOAT32, f"({length},) or ()")
-    if array.ndim == 0:
-        return flat(name, array, FLOAT32), 0
-    return vector(name, array, length), 1
+    if for_all and isinstance(value, float | np.float32):
+        one = np.array(value, np.float32)
+        return Vector(value, one, one.ctypes.data, 0, 0)
+    array = _checked(name, value, FLOAT32, f"({length},) or ()" if for_all else f"({length},)")
+    if for_all and array.ndim == 0:
+        array, stride = flat(name, array, FLOAT32), 0
+    else:
+        array, stride = vector(name, array, length), 1
+    return Vector(value, array, array.ctypes.data, stride, 0)

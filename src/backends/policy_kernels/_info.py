@@ -34,7 +34,10 @@ def facts() -> dict[str, str | int | bool | list[str] | None]:
         "abi_version": info.abi_version,
         "compiler": info.compiler,
         "compiled_isas": list(info.compiled_isas),
+        "present_isas": list(info.present_isas),
         "isa": info.isa,
+        "amx_permission": info.amx_permission,
+        "threads": info.threads,
         "python": platform.python_version(),
         "numpy": np.__version__,
     }

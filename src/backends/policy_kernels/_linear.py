@@ -1,7 +1,8 @@
 """Products of rows with quantized weights.
 
-Weights are (n, k): one row per output channel. Results are float32 (m, n). 2-D arguments may have any
-strides; a copy is made only where rows are not contiguous or overlap.
+Weights are (n, k): one row per output channel, packed with ``pack``; plain codes are packed at each
+call. Rows, biases and results are float32, bfloat16 (of ml_dtypes) or float16. 2-D arguments may have
+any strides; a copy is made only where rows are not contiguous or overlap.
 """
 
 from typing import Any
@@ -11,160 +12,202 @@ from numpy.typing import NDArray
 
 from ._arrays import (
     FLOAT32,
+    FORMATS,
     INT8,
     UINT8,
-    Matrix,
+    Vector,
+    bias_vector,
+    float_dtype,
+    float_number,
+    floats,
     format_number,
     matrix,
     scales,
-    vector,
 )
 from ._loader import check, library
+from ._packed import PackedWeight
 
 Scale = float | np.float32 | NDArray[np.float32]
+Floats = NDArray[Any]
+Weight = PackedWeight | NDArray[Any]
+
+_NO_BIAS = Vector(None, np.empty(0, np.float32), 0, 1, 0)
 
 
-def _bias(bias: NDArray[np.float32] | None, n: int) -> NDArray[Any] | None:
-    return None if bias is None else vector("bias", bias, n)
+def _weight(name: str, value: object, kind: str) -> PackedWeight:
+    if isinstance(value, PackedWeight):
+        if value.dtype != kind:
+            raise TypeError(f"expected {name} to hold {kind} codes, got {value!r}")
+        return value
+    wanted = INT8 if kind == "int8" else UINT8
+    return PackedWeight(matrix(name, value, wanted, "(n, k)").array, kind)
 
 
-def _pointer(array: NDArray[Any] | None) -> int | None:
-    return None if array is None else array.ctypes.data
+def _scale(weight: PackedWeight, name: str, value: object, *, for_all: bool) -> Vector:
+    # Looking up an array's address costs as much as the rest of a small call: the latest is kept.
+    found = weight._vectors.get("scale")
+    if found is None or found.given is not value:
+        found = scales(name, value, weight.n, for_all=for_all)
+        weight._vectors["scale"] = found
+    return found
+
+
+def _bias(weight: PackedWeight, value: object) -> Vector:
+    if value is None:
+        return _NO_BIAS
+    found = weight._vectors.get("bias")
+    if found is None or found.given is not value:
+        found = bias_vector("bias", value, weight.n)
+        weight._vectors["bias"] = found
+    return found
+
+
+def _result(m: int, n: int, dtype: object, default: np.dtype[Any]) -> tuple[Floats, int]:
+    kind = default if dtype is None else float_dtype("dtype", dtype)
+    number = float_number(kind)
+    assert number is not None
+    return np.empty((m, n), kind), number
+
+
+def _checked_k(name: str, value: object, weight: PackedWeight) -> None:
+    if isinstance(value, np.ndarray) and (value.ndim != 2 or value.shape[1] != weight.k):
+        raise ValueError(
+            f"expected {name} to have shape (m, k) with k={weight.k}, got {value.shape!r}"
+        )
 
 
 def linear_s8(
-    x: NDArray[np.float32],
-    codes: NDArray[np.int8],
+    x: Floats,
+    weight: Weight,
     scale: NDArray[np.float32],
-    bias: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    bias: Floats | None = None,
+    *,
+    dtype: object = None,
+) -> Floats:
     """``x @ (codes * scale[:, None]).T + bias`` with the rows of x quantized to int8 on the way.
 
     The sum of code products is exact; scales and bias are applied in float32, each operation rounded
     by itself.
 
     Args:
-        x: float32 (m, k). A row that holds a NaN or an infinity gives a row of NaN.
-        codes: int8 (n, k).
+        x: float32, bfloat16 or float16 (m, k). A row that holds a NaN or an infinity gives a row of
+            NaN.
+        weight: packed int8 codes, or int8 (n, k).
         scale: float32 (n,).
-        bias: float32 (n,), or None.
+        bias: float32, bfloat16 or float16 (n,), or None.
+        dtype: the result's dtype or its name; None for x's.
 
     Returns:
-        float32 (m, n).
+        Floats (m, n).
 
     Raises:
         TypeError: an argument has another type or dtype.
         ValueError: an argument has another shape.
-        MemoryError: there is no memory for 8 rows of codes.
+        MemoryError: there is no memory for a block of quantized rows.
         KernelsUnavailableError: the library was not built.
     """
-    return _linear_s8(library().pk_linear_s8, x, codes, scale, bias)
+    return _linear_s8(library().pk_linear_s8, x, weight, scale, bias, dtype)
 
 
 def linear_s8w(
-    x: NDArray[np.float32],
-    codes: NDArray[np.int8],
+    x: Floats,
+    weight: Weight,
     scale: NDArray[np.float32],
-    bias: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    bias: Floats | None = None,
+    *,
+    dtype: object = None,
+) -> Floats:
     """``(x @ codes.T) * scale + bias``: only the weights are quantized.
 
-    Args:
-        x: float32 (m, k).
-        codes: int8 (n, k).
-        scale: float32 (n,).
-        bias: float32 (n,), or None.
-
-    Returns:
-        float32 (m, n).
-
-    Raises:
-        TypeError: an argument has another type or dtype.
-        ValueError: an argument has another shape.
-        KernelsUnavailableError: the library was not built.
+    Arguments, result and errors are those of ``linear_s8``.
     """
-    return _linear_s8(library().pk_linear_s8w, x, codes, scale, bias)
+    return _linear_s8(library().pk_linear_s8w, x, weight, scale, bias, dtype)
 
 
 def _linear_s8(
-    function: Any,
-    x: NDArray[np.float32],
-    codes: NDArray[np.int8],
-    scale: NDArray[np.float32],
-    bias: NDArray[np.float32] | None,
-) -> NDArray[np.float32]:
-    rows = matrix("x", x, FLOAT32, "(m, k)")
-    m, k = rows.array.shape
-    weights = matrix("codes", codes, INT8, "(n, k)", k)
-    n = weights.array.shape[0]
-    w_scale = vector("scale", scale, n)
-    added = _bias(bias, n)
-    y = np.empty((m, n), np.float32)
-    check(
-        function(
-            m,
-            n,
-            k,
-            rows.pointer,
-            rows.stride,
-            weights.pointer,
-            weights.stride,
-            w_scale.ctypes.data,
-            _pointer(added),
-            y.ctypes.data,
-            n,
-        )
+    function: Any, x: Floats, weight: Weight, scale: object, bias: object, dtype: object
+) -> Floats:
+    packed = _weight("weight", weight, "int8")
+    _checked_k("x", x, packed)
+    rows, x_number = floats("x", x, "(m, k)", packed.k)
+    w_scale = _scale(packed, "scale", scale, for_all=False)
+    added = _bias(packed, bias)
+    m = len(rows.array)
+    y, y_number = _result(m, packed.n, dtype, rows.array.dtype)
+    status = function(
+        None,
+        m,
+        packed.n,
+        packed.k,
+        x_number,
+        rows.pointer,
+        rows.stride,
+        packed._pointer,
+        w_scale.pointer,
+        added.number,
+        added.pointer or None,
+        y_number,
+        y.ctypes.data,
+        packed.n,
     )
+    if status:
+        check(status)
     return y
 
 
 def linear_s8_codes(
     x_codes: NDArray[np.int8],
     x_scale: NDArray[np.float32],
-    w_codes: NDArray[np.int8],
+    weight: Weight,
     w_scale: NDArray[np.float32],
-    bias: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    bias: Floats | None = None,
+    *,
+    dtype: object = None,
+) -> Floats:
     """``linear_s8`` for rows that are quantized already.
 
     Args:
         x_codes: int8 (m, k).
         x_scale: float32 (m,). A NaN gives a row of NaN.
-        w_codes: int8 (n, k).
+        weight: packed int8 codes, or int8 (n, k).
         w_scale: float32 (n,).
-        bias: float32 (n,), or None.
+        bias: float32, bfloat16 or float16 (n,), or None.
+        dtype: the result's dtype or its name; None for float32.
 
     Returns:
-        float32 (m, n).
+        Floats (m, n).
 
     Raises:
         TypeError: an argument has another type or dtype.
         ValueError: an argument has another shape.
+        MemoryError: there is no memory for a block of rows.
         KernelsUnavailableError: the library was not built.
     """
     native = library()
     rows = matrix("x_codes", x_codes, INT8, "(m, k)")
-    m, k = rows.array.shape
-    row_scale = vector("x_scale", x_scale, m)
-    weights = matrix("w_codes", w_codes, INT8, "(n, k)", k)
-    n = weights.array.shape[0]
-    channel_scale = vector("w_scale", w_scale, n)
-    added = _bias(bias, n)
-    y = np.empty((m, n), np.float32)
+    m = len(rows.array)
+    row_scale = scales("x_scale", x_scale, m, for_all=False)
+    packed = _weight("weight", weight, "int8")
+    _checked_k("x_codes", x_codes, packed)
+    channel_scale = _scale(packed, "w_scale", w_scale, for_all=False)
+    added = _bias(packed, bias)
+    y, y_number = _result(m, packed.n, dtype, FLOAT32)
     check(
         native.pk_linear_s8_codes(
+            None,
             m,
-            n,
-            k,
+            packed.n,
+            packed.k,
             rows.pointer,
             rows.stride,
-            row_scale.ctypes.data,
-            weights.pointer,
-            weights.stride,
-            channel_scale.ctypes.data,
-            _pointer(added),
+            row_scale.pointer,
+            packed._pointer,
+            channel_scale.pointer,
+            added.number,
+            added.pointer or None,
+            y_number,
             y.ctypes.data,
-            n,
+            packed.n,
         )
     )
     return y
@@ -174,128 +217,129 @@ def linear_f8(
     x_codes: NDArray[np.uint8],
     x_scale: Scale,
     x_format: str,
-    w_codes: NDArray[np.uint8],
+    weight: Weight,
     w_scale: Scale,
     w_format: str,
-    bias: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    bias: Floats | None = None,
+    *,
+    dtype: object = None,
+) -> Floats:
     """``(x @ w.T) * (x_scale * w_scale) + bias`` of float8 codes.
 
     Args:
         x_codes: bits of the codes, uint8 (m, k).
         x_scale: float32 (m,), or a float or float32 () for all rows.
         x_format: ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
-        w_codes: bits of the codes, uint8 (n, k).
+        weight: packed codes of w_format, or their bits, uint8 (n, k).
         w_scale: float32 (n,), or a float or float32 () for all channels.
         w_format: as x_format.
-        bias: float32 (n,), or None.
+        bias: float32, bfloat16 or float16 (n,), or None.
+        dtype: the result's dtype or its name; None for float32.
 
     Returns:
-        float32 (m, n).
+        Floats (m, n).
 
     Raises:
         TypeError: an argument has another type or dtype.
         ValueError: an argument has another shape, or a format is unknown.
-        MemoryError: there is no memory for 9 decoded rows.
+        MemoryError: there is no memory for a block of decoded rows.
         KernelsUnavailableError: the library was not built.
     """
     native = library()
     rows = matrix("x_codes", x_codes, UINT8, "(m, k)")
-    m, k = rows.array.shape
-    row_scale, row_scale_stride = scales("x_scale", x_scale, m)
+    m = len(rows.array)
+    row_scale = scales("x_scale", x_scale, m, for_all=True)
     x_number = format_number("x_format", x_format)
-    weights, channel_scale, channel_scale_stride, w_number = _weights_f8(
-        "w_codes", w_codes, k, "w_scale", w_scale, "w_format", w_format
-    )
-    n = weights.array.shape[0]
-    added = _bias(bias, n)
-    y = np.empty((m, n), np.float32)
+    w_number = format_number("w_format", w_format)
+    packed = _weight("weight", weight, w_format)
+    _checked_k("x_codes", x_codes, packed)
+    channel_scale = _scale(packed, "w_scale", w_scale, for_all=True)
+    added = _bias(packed, bias)
+    y, y_number = _result(m, packed.n, dtype, FLOAT32)
     check(
         native.pk_linear_f8(
+            None,
             m,
-            n,
-            k,
+            packed.n,
+            packed.k,
             x_number,
             rows.pointer,
             rows.stride,
-            row_scale.ctypes.data,
-            row_scale_stride,
+            row_scale.pointer,
+            row_scale.stride,
             w_number,
-            weights.pointer,
-            weights.stride,
-            channel_scale.ctypes.data,
-            channel_scale_stride,
-            _pointer(added),
+            packed._pointer,
+            channel_scale.pointer,
+            channel_scale.stride,
+            added.number,
+            added.pointer or None,
+            y_number,
             y.ctypes.data,
-            n,
+            packed.n,
         )
     )
     return y
 
 
 def linear_f8w(
-    x: NDArray[np.float32],
-    codes: NDArray[np.uint8],
+    x: Floats,
+    weight: Weight,
     scale: Scale,
-    format: str,
-    bias: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    format: str | None = None,
+    bias: Floats | None = None,
+    *,
+    dtype: object = None,
+) -> Floats:
     """``(x @ decode_f8(codes, format).T) * scale + bias``: only the weights are quantized.
 
     Args:
-        x: float32 (m, k).
-        codes: bits of the codes, uint8 (n, k).
+        x: float32, bfloat16 or float16 (m, k).
+        weight: packed float8 codes, or their bits, uint8 (n, k).
         scale: float32 (n,), or a float or float32 () for all channels.
-        format: ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
-        bias: float32 (n,), or None.
+        format: ``"float8_e4m3fn"`` or ``"float8_e5m2"``; None for that of a packed weight.
+        bias: float32, bfloat16 or float16 (n,), or None.
+        dtype: the result's dtype or its name; None for x's.
 
     Returns:
-        float32 (m, n).
+        Floats (m, n).
 
     Raises:
         TypeError: an argument has another type or dtype.
         ValueError: an argument has another shape, or the format is unknown.
-        MemoryError: there is no memory for a decoded row.
+        MemoryError: there is no memory for a block of rows.
         KernelsUnavailableError: the library was not built.
     """
     native = library()
-    rows = matrix("x", x, FLOAT32, "(m, k)")
-    m, k = rows.array.shape
-    weights, w_scale, w_scale_stride, number = _weights_f8(
-        "codes", codes, k, "scale", scale, "format", format
+    if format is None and isinstance(weight, PackedWeight):
+        format = weight.dtype
+    number = FORMATS.get(format) if isinstance(format, str) else None
+    if number is None:
+        number = format_number("format", format)
+    packed = _weight("weight", weight, str(format))
+    _checked_k("x", x, packed)
+    rows, x_number = floats("x", x, "(m, k)", packed.k)
+    w_scale = _scale(packed, "scale", scale, for_all=True)
+    added = _bias(packed, bias)
+    m = len(rows.array)
+    y, y_number = _result(m, packed.n, dtype, rows.array.dtype)
+    status = native.pk_linear_f8w(
+        None,
+        m,
+        packed.n,
+        packed.k,
+        x_number,
+        rows.pointer,
+        rows.stride,
+        number,
+        packed._pointer,
+        w_scale.pointer,
+        w_scale.stride,
+        added.number,
+        added.pointer or None,
+        y_number,
+        y.ctypes.data,
+        packed.n,
     )
-    n = weights.array.shape[0]
-    added = _bias(bias, n)
-    y = np.empty((m, n), np.float32)
-    check(
-        native.pk_linear_f8w(
-            m,
-            n,
-            k,
-            rows.pointer,
-            rows.stride,
-            number,
-            weights.pointer,
-            weights.stride,
-            w_scale.ctypes.data,
-            w_scale_stride,
-            _pointer(added),
-            y.ctypes.data,
-            n,
-        )
-    )
+    if status:
+        check(status)
     return y
-
-
-def _weights_f8(
-    codes_name: str,
-    codes: object,
-    k: int,
-    scale_name: str,
-    scale: object,
-    format_name: str,
-    format: str,
-) -> tuple[Matrix, NDArray[Any], int, int]:
-    weights = matrix(codes_name, codes, UINT8, "(n, k)", k)
-    values, stride = scales(scale_name, scale, weights.array.shape[0])
-    return weights, values, stride, format_number(format_name, format)

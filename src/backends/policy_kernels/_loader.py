@@ -12,7 +12,7 @@ from pathlib import Path
 LIBRARY_NAME = "libpolicy_kernels.so"
 
 # PK_ABI_VERSION of csrc/policy_kernels.h that the signatures below are written for.
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 _ERROR_ARGUMENT, _ERROR_MEMORY, _ERROR_UNSUPPORTED = 1, 2, 3
 
@@ -21,8 +21,11 @@ _HOW_TO_BUILD = (
     "with POLICY_REQUIRE_KERNELS=1 the installation fails and shows why the kernels cannot be built."
 )
 
-_SIZE, _STRIDE, _POINTER, _FORMAT = c_int64, c_int64, c_void_p, c_int32
-_LINEAR_S8 = [_SIZE] * 3 + [_POINTER, _STRIDE] * 2 + [_POINTER] * 3 + [_STRIDE]
+_SIZE, _STRIDE, _POINTER, _KIND = c_int64, c_int64, c_void_p, c_int32
+_HEAD = [_POINTER, *[_SIZE] * 3]
+_ROWS = [_POINTER, _STRIDE]
+_OUT = [_KIND, _POINTER, _KIND, _POINTER, _STRIDE]
+_LINEAR = [*_HEAD, _KIND, *_ROWS, _POINTER, _POINTER, *_OUT]
 _SIGNATURES: dict[str, tuple[type, Sequence[type]]] = {
     "pk_build_info": (c_char_p, []),
     "pk_last_error": (c_char_p, []),
@@ -30,36 +33,54 @@ _SIGNATURES: dict[str, tuple[type, Sequence[type]]] = {
     "pk_set_isa": (c_int32, [c_char_p]),
     "pk_kernel_name": (c_char_p, [c_char_p]),
     "pk_quantize_rows_s8": (c_int32, [_SIZE] * 2 + [_POINTER, _STRIDE] * 2 + [_POINTER]),
-    "pk_encode_f8": (c_int32, [_FORMAT, _SIZE, _POINTER, c_float, _POINTER]),
+    "pk_encode_f8": (c_int32, [_KIND, _SIZE, _POINTER, c_float, _POINTER]),
     "pk_quantize_rows_f8": (
         c_int32,
-        [_FORMAT] + [_SIZE] * 2 + [_POINTER, _STRIDE] * 2 + [_POINTER],
+        [_KIND] + [_SIZE] * 2 + [_POINTER, _STRIDE] * 2 + [_POINTER],
     ),
-    "pk_decode_f8": (c_int32, [_FORMAT, _SIZE, _POINTER, _POINTER]),
-    "pk_linear_s8": (c_int32, _LINEAR_S8),
-    "pk_linear_s8_codes": (
+    "pk_decode_f8": (c_int32, [_KIND, _SIZE, _POINTER, _POINTER]),
+    "pk_dequantize_rows": (
         c_int32,
-        [_SIZE] * 3
-        + [_POINTER, _STRIDE, _POINTER]
-        + [_POINTER, _STRIDE, _POINTER]
-        + [_POINTER] * 2
-        + [_STRIDE],
+        [_POINTER, _SIZE, _POINTER, _KIND, _SIZE, _SIZE, *_ROWS, _POINTER, _STRIDE, _KIND, *_ROWS],
     ),
-    "pk_linear_s8w": (c_int32, _LINEAR_S8),
+    "pk_dequantize_packed_rows": (
+        c_int32,
+        [_POINTER, _SIZE, _POINTER, _KIND, _SIZE, _SIZE, *[_POINTER] * 2, _STRIDE, _KIND, *_ROWS],
+    ),
+    "pk_present_isas": (c_char_p, []),
+    "pk_amx_permission": (c_char_p, []),
+    "pk_set_num_threads": (c_int32, [_SIZE]),
+    "pk_num_threads": (c_int64, []),
+    "pk_packed_bytes": (c_int32, [_SIZE, _SIZE, _POINTER]),
+    "pk_pack": (c_int32, [_KIND, _SIZE, _SIZE, *_ROWS, _POINTER]),
+    "pk_unpack": (c_int32, [_KIND, _SIZE, _SIZE, _POINTER, *_ROWS]),
+    "pk_linear_s8": (c_int32, _LINEAR),
+    "pk_linear_s8_codes": (c_int32, [*_HEAD, *_ROWS, *[_POINTER] * 3, *_OUT]),
+    "pk_linear_s8w": (c_int32, _LINEAR),
     "pk_linear_f8": (
         c_int32,
-        [_SIZE] * 3
-        + [_FORMAT, _POINTER, _STRIDE, _POINTER, _STRIDE] * 2
-        + [_POINTER] * 2
-        + [_STRIDE],
+        [*_HEAD, _KIND, *_ROWS, _POINTER, _STRIDE, _KIND, _POINTER, _POINTER, _STRIDE, *_OUT],
     ),
     "pk_linear_f8w": (
         c_int32,
-        [_SIZE] * 3
-        + [_POINTER, _STRIDE]
-        + [_FORMAT, _POINTER, _STRIDE, _POINTER, _STRIDE]
-        + [_POINTER] * 2
-        + [_STRIDE],
+        [*_HEAD, _KIND, *_ROWS, _KIND, _POINTER, _POINTER, _STRIDE, *_OUT],
+    ),
+    "pk_linear_batched": (
+        c_int32,
+        [
+            _POINTER,
+            _KIND,
+            _SIZE,
+            _POINTER,
+            *([_SIZE] * 3),
+            _KIND,
+            *_ROWS,
+            *_ROWS,
+            _KIND,
+            _POINTER,
+            *_ROWS,
+            *_OUT,
+        ],
     ),
 }
 
@@ -82,7 +103,11 @@ class BuildInfo:
         abi_version: version of the C interface, None when not loaded.
         compiler: name and version of the compiler, None when not loaded.
         compiled_isas: instruction sets in the library, plainest first; empty when not loaded.
+        present_isas: those of them that this CPU has and the system allows; empty when not loaded.
         isa: the instruction set whose kernels run now, None when not loaded.
+        amx_permission: ``"granted"``, ``"absent"``, ``"refused: ..."``, or ``"emulated"`` in a build
+            for tests; None when not loaded.
+        threads: how many threads a product may use, None when not loaded.
         reason: why the kernels cannot be called, None when they can.
     """
 
@@ -91,7 +116,10 @@ class BuildInfo:
     abi_version: int | None = None
     compiler: str | None = None
     compiled_isas: tuple[str, ...] = ()
+    present_isas: tuple[str, ...] = ()
     isa: str | None = None
+    amx_permission: str | None = None
+    threads: int | None = None
     reason: str | None = None
 
     def __repr__(self) -> str:
@@ -100,7 +128,9 @@ class BuildInfo:
         name = None if self.library is None else self.library.name
         return (
             f"BuildInfo(built=True, library={name!r}, abi_version={self.abi_version!r}, "
-            f"compiler={self.compiler!r}, compiled_isas={self.compiled_isas!r}, isa={self.isa!r})"
+            f"compiler={self.compiler!r}, compiled_isas={self.compiled_isas!r}, "
+            f"present_isas={self.present_isas!r}, isa={self.isa!r}, "
+            f"amx_permission={self.amx_permission!r}, threads={self.threads!r})"
         )
 
 
@@ -153,6 +183,11 @@ def load(folders: Iterable[str], isa: str | None) -> ctypes.CDLL:
         ) from error
     if isa is not None and library.pk_set_isa(isa.encode()) != 0:
         raise KernelsBrokenError(f"POLICY_ISA={isa!r}: {last_error(library)}")
+    threads = os.environ.get("POLICY_NUM_THREADS")
+    if threads is not None and not (threads.isascii() and threads.isdigit() and int(threads) > 0):
+        raise KernelsBrokenError(
+            f"expected POLICY_NUM_THREADS to be a number of at least 1, got {threads!r}"
+        )
     return library
 
 
@@ -233,7 +268,10 @@ def build_info() -> BuildInfo:
         abi_version=loaded.pk_abi_version(),
         compiler=facts["compiler"],
         compiled_isas=tuple(facts["isas"].split(",")),
+        present_isas=tuple(loaded.pk_present_isas().decode().split(",")),
         isa=loaded.pk_isa().decode(),
+        amx_permission=loaded.pk_amx_permission().decode(),
+        threads=loaded.pk_num_threads(),
     )
 
 
@@ -265,3 +303,31 @@ def set_isa(name: str) -> None:
         KernelsUnavailableError: the library was not built.
     """
     check(library().pk_set_isa(name.encode()))
+
+
+def num_threads() -> int:
+    """How many threads a product may use, the caller among them.
+
+    What ``set_num_threads`` asked for; else the environment's POLICY_NUM_THREADS; else as many as the
+    CPU affinity and the cgroup quota leave this process. Small products run on the caller alone.
+
+    Raises:
+        KernelsUnavailableError: the library was not built.
+    """
+    count: int = library().pk_num_threads()
+    return count
+
+
+def set_num_threads(count: int | None) -> None:
+    """Say how many threads products may use, for the whole process.
+
+    Args:
+        count: from 1 to 1024; None for the default.
+
+    Raises:
+        ValueError: count is out of range.
+        KernelsUnavailableError: the library was not built.
+    """
+    if count == 0:
+        raise ValueError("expected count from 1 to 1024, or None for the default, got 0")
+    check(library().pk_set_num_threads(0 if count is None else count))

@@ -7,7 +7,7 @@ import numpy as np
 
 from policy_core._backend import Site, Step
 
-from . import _casting, _quantize, _wrap
+from . import _casting, _kernels, _quantize, _wrap
 from ._layers import Operands as Operands
 from ._layers import linear as linear
 from ._layers import linear_gradient as linear_gradient
@@ -34,7 +34,7 @@ class NumpyBackend:
     convert_input = staticmethod(_casting.convert_input)
 
     def to_numpy(self, x: Any) -> Array:
-        return np.asarray(x)
+        return np.asarray(_kernels.plain(x))
 
     def from_numpy(self, x: Array) -> Array:
         return x

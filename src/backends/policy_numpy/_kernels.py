@@ -16,16 +16,20 @@ from ._quantize import quantize
 MAX_CONTRACTION = 131_072
 """So many int8 products always fit an int32 sum; longer ones are added in float32."""
 
+KERNEL_FLOATS = ("float32", "bfloat16", "float16")
+"""What the kernels read and write; other floats go through float32."""
+
+Weight = Array | policy_kernels.PackedWeight
+"""A weight's codes, as an array of shape (n, k) or in the kernels' layout."""
+
 OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
 
 
 def kernel_table() -> tuple[tuple[str, str, str], ...]:
     """Gives for each operation the kernel that runs, and what to know about it, for a LayerSpec."""
-    rows = [
-        ("float", "numpy", ""),
-        ("rows_s8", "rows_s8_numpy", ""),
-        ("rows_f8", "rows_f8_numpy", ""),
-    ]
+    native = policy_kernels.available()
+    look_up = policy_kernels.kernel_name("dequantize_rows") if native else "dequantize_rows_numpy"
+    rows = [("float", "numpy", ""), ("rows_s8", look_up, ""), ("rows_f8", look_up, "")]
     for operation in OPERATIONS:
         if policy_kernels.available():
             name = policy_kernels.kernel_name(operation)
@@ -37,21 +41,47 @@ def kernel_table() -> tuple[tuple[str, str, str], ...]:
     return tuple(rows)
 
 
-def linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+def stored(codes: Array) -> Weight:
+    """Gives a weight's codes as a layer keeps them: packed, where there are kernels to read that.
+
+    Args:
+        codes: int8 or a float8 dtype, of shape (n, k).
+    """
+    return policy_kernels.pack(codes) if policy_kernels.available() else codes
+
+
+def plain(weight: Weight) -> Array:
+    """Gives a weight's codes as an array of shape (n, k), bit for bit."""
+    if isinstance(weight, policy_kernels.PackedWeight):
+        return weight.unpack().view(numpy_dtype(weight.dtype))
+    return weight
+
+
+def shape_of(weight: Weight) -> tuple[int, ...]:
+    """Gives a weight's shape, packed or not."""
+    if isinstance(weight, policy_kernels.PackedWeight):
+        return (weight.n, weight.k)
+    return weight.shape
+
+
+def linear_s8(
+    x: Array, codes: Weight, scale: Array, bias: Array | None, dtype: str = "float32"
+) -> Array:
     """Gives `x @ (codes * scale).T + bias` with the rows of `x` quantized on the way.
 
     Args:
-        x: float32 of shape (m, k).
-        codes: int8 of shape (n, k).
+        x: float32, bfloat16 or float16, of shape (m, k).
+        codes: int8 of shape (n, k), as an array or packed.
         scale: float32 of shape (n,).
-        bias: float32 of shape (n,), or None.
+        bias: One of these floats of shape (n,), or None.
+        dtype: The result's: the name of one of these.
 
     Returns:
-        float32 of shape (m, n). A row of `x` with a NaN or an infinity gives a row of NaN.
+        Floats of shape (m, n). A row of `x` with a NaN or an infinity gives a row of NaN.
     """
     if policy_kernels.available():
-        return policy_kernels.linear_s8(x, codes, scale, bias)
-    return reference_linear_s8(x, codes, scale, bias)
+        return policy_kernels.linear_s8(x, codes, scale, bias, dtype=dtype)
+    return _narrowed(reference_linear_s8(_wide(x), plain(codes), scale, as_bias(bias)), dtype)
 
 
 def reference_linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
@@ -67,18 +97,22 @@ def reference_linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None
     return _scaled(total, x_scale * scale, bias)
 
 
-def linear_s8w(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+def linear_s8w(
+    x: Array, codes: Weight, scale: Array, bias: Array | None, dtype: str = "float32"
+) -> Array:
     """Gives `(x @ codes.T) * scale + bias`; arguments and result as for `linear_s8`."""
     if policy_kernels.available():
-        return policy_kernels.linear_s8w(x, codes, scale, bias)
-    return reference_weight_only(x, codes, scale, bias)
+        return policy_kernels.linear_s8w(x, codes, scale, bias, dtype=dtype)
+    return _narrowed(reference_weight_only(_wide(x), plain(codes), scale, as_bias(bias)), dtype)
 
 
-def linear_f8w(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+def linear_f8w(
+    x: Array, codes: Weight, scale: Array, bias: Array | None, dtype: str = "float32"
+) -> Array:
     """Gives `(x @ codes.T) * scale + bias` for codes of a float8 dtype; else as `linear_s8`."""
     if policy_kernels.available():
-        return policy_kernels.linear_f8w(x, codes.view(np.uint8), scale, codes.dtype.name, bias)
-    return reference_weight_only(x, codes, scale, bias)
+        return policy_kernels.linear_f8w(x, _packed(codes), scale, bias=bias, dtype=dtype)
+    return _narrowed(reference_weight_only(_wide(x), plain(codes), scale, as_bias(bias)), dtype)
 
 
 def reference_weight_only(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
@@ -87,25 +121,40 @@ def reference_weight_only(x: Array, codes: Array, scale: Array, bias: Array | No
 
 
 def linear_f8(
-    x_codes: Array, x_scale: Array, codes: Array, scale: Array, bias: Array | None
+    x_codes: Array,
+    x_scale: Array,
+    codes: Weight,
+    scale: Array,
+    bias: Array | None,
+    dtype: str = "float32",
 ) -> Array:
     """Gives `(x_codes @ codes.T) * (x_scale * scale) + bias`.
 
     Args:
         x_codes: A float8 dtype, of shape (m, k).
         x_scale: float32 of shape (m,), or () for one scale of the tensor.
-        codes: A float8 dtype, of shape (n, k).
+        codes: A float8 dtype, of shape (n, k), as an array or packed.
         scale: float32 of shape (n,), or ().
-        bias: float32 of shape (n,), or None.
+        bias: float32, bfloat16 or float16 of shape (n,), or None.
+        dtype: The result's: the name of one of these.
 
     Returns:
-        float32 of shape (m, n).
+        Floats of shape (m, n).
     """
     if policy_kernels.available():
-        formats = (x_codes.dtype.name, codes.dtype.name)
-        x_bits, bits = x_codes.view(np.uint8), codes.view(np.uint8)
-        return policy_kernels.linear_f8(x_bits, x_scale, formats[0], bits, scale, formats[1], bias)
-    return reference_linear_f8(x_codes, x_scale, codes, scale, bias)
+        weight = _packed(codes)
+        return policy_kernels.linear_f8(
+            x_codes.view(np.uint8),
+            x_scale,
+            x_codes.dtype.name,
+            weight,
+            scale,
+            weight.dtype,
+            bias,
+            dtype=dtype,
+        )
+    y = reference_linear_f8(x_codes, x_scale, plain(codes), scale, as_bias(bias))
+    return _narrowed(y, dtype)
 
 
 def reference_linear_f8(
@@ -129,6 +178,22 @@ def as_bias(bias: Array | None) -> Array | None:
     return None if bias is None else bias.astype(np.float32, copy=False)
 
 
+def _packed(weight: Weight) -> policy_kernels.PackedWeight:
+    if isinstance(weight, policy_kernels.PackedWeight):
+        return weight
+    return policy_kernels.pack(weight)
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(np.float32, copy=False)
+
+
+def _narrowed(y: Array, dtype: str) -> Array:
+    # Overflow to infinity is what a cast to 16 bits means; it shows in the result.
+    with np.errstate(over="ignore"):
+        return y.astype(numpy_dtype(dtype), copy=False)
+
+
 def _product(x: Array, codes: Array) -> Array:
     """Sums in float64 and rounds once: closer than any float32 sum can be."""
     with np.errstate(invalid="ignore"):
@@ -143,17 +208,26 @@ def _scaled(total: Array, scale: Array, bias: Array | None) -> Array:
         return y if bias is None else y + bias
 
 
-def rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
+def rows(codes: Weight, scale: Array, ids: Array, dtype: str) -> Array:
     """Gives the dequantized rows of an embedding.
 
     Args:
-        codes: Codes of shape (rows, width).
+        codes: Codes of shape (rows, width), as an array or packed.
         scale: float32 of shape (rows, 1).
         ids: Integers of any shape, at least 0 and less than `rows`.
         dtype: The canonical dtype name of the result.
     """
+    if policy_kernels.available() and dtype in KERNEL_FLOATS:
+        chosen = np.asarray(ids, np.int64)
+        return policy_kernels.dequantize_rows(codes, scale.reshape(-1), chosen, dtype)
+    return reference_rows(plain(codes), scale, ids, dtype)
+
+
+def reference_rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
+    """`rows` in numpy, to the same bits."""
     values: Array = codes[ids].astype(np.float32) * scale[ids]
-    return values.astype(numpy_dtype(dtype))
+    with np.errstate(over="ignore"):
+        return values.astype(numpy_dtype(dtype))
 
 
 def check_last_axis(x: Any, expected: int) -> None:

@@ -1,7 +1,9 @@
 """How a wrapped layer computes: casts, products on codes, and delayed-scaling state."""
 
+import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,16 +19,33 @@ if TYPE_CHECKING:
     from ._models import Embedding, Layer
 
 
-class Operands(NamedTuple):
-    """What a linear layer really multiplied, for its gradient.
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """What a linear layer really multiplied, for its gradient; dequantized when it is asked for.
 
     Attributes:
-        x: float32 of shape (m, k), dequantized.
-        weight: float32 of shape (n, k), dequantized.
+        x_values: Floats or codes of shape (m, k).
+        x_scale: The scales of codes, to broadcast; None for floats.
+        codes: The weight's codes, of shape (n, k), as an array or packed.
+        scale: Their scales, to broadcast.
     """
 
-    x: Array
-    weight: Array
+    x_values: Array
+    x_scale: Array | None
+    codes: _kernels.Weight
+    scale: Array
+
+    @functools.cached_property
+    def x(self) -> Array:
+        """float32 of shape (m, k)."""
+        if self.x_scale is None:
+            return self.x_values.astype(np.float32, copy=False)
+        return dequantize(self.x_values, self.x_scale)
+
+    @functools.cached_property
+    def weight(self) -> Array:
+        """float32 of shape (n, k)."""
+        return dequantize(_kernels.plain(self.codes), self.scale)
 
 
 def call(layer: "Layer", x: Any, training: bool) -> Array:
@@ -72,17 +91,21 @@ def linear(
         ValueError: The last axis of `x` has another size than the weight's.
     """
     weight = tensors["weight"]
-    _kernels.check_last_axis(x, weight.shape[1])
-    rows = x.astype(np.float32, copy=False).reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    bias = _kernels.as_bias(tensors.get("bias"))
+    n, k = _kernels.shape_of(weight)
+    _kernels.check_last_axis(x, k)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    bias = _as_kernel_float(tensors.get("bias"))
+    result_dtype = plan.compute_dtype if plan.compute_dtype in _kernels.KERNEL_FLOATS else "float32"
     state: dict[str, Array] = {}
+    x_column = None
     if plan.input_codes == "float8_e4m3fn":
+        rows = rows.astype(np.float32, copy=False)
         moving = training and plan.trainable and len(rows) > 0
         x_codes, x_scale = _input_codes(rows, tensors, plan, moving, state)
         codes, scale = _weight_codes(tensors, plan, moving, state)
-        y = _kernels.linear_f8(x_codes, x_scale, codes, scale, bias)
-        column = x_scale if x_scale.ndim == 0 else x_scale[:, None]
-        multiplied = dequantize(x_codes, column)
+        y = _kernels.linear_f8(x_codes, x_scale, codes, scale, bias, result_dtype)
+        x_column = x_scale if x_scale.ndim == 0 else x_scale[:, None]
+        rows = x_codes
     else:
         codes, scale = weight, tensors["weight_scale"].reshape(-1)
         operation = {
@@ -90,12 +113,18 @@ def linear(
             ("int8", None): _kernels.linear_s8w,
             ("float8_e4m3fn", None): _kernels.linear_f8w,
         }[str(plan.weight_codes), plan.input_codes]
-        y = operation(rows, codes, scale, bias)
-        multiplied = rows
+        y = operation(_as_kernel_float(rows), codes, scale, bias, result_dtype)
     column = scale if scale.ndim == 0 else scale[:, None]
-    operands = Operands(multiplied, dequantize(codes, column))
-    shaped = y.reshape(*x.shape[:-1], weight.shape[0])
+    operands = Operands(rows, x_column, codes, column)
+    shaped = y.reshape(*x.shape[:-1], n)
     return convert_input(shaped, plan.compute_dtype), operands, state
+
+
+def _as_kernel_float(x: Any) -> Any:
+    """Gives a float array as it is if the kernels read its dtype, else in float32; None stays."""
+    if x is None or x.dtype.name in _kernels.KERNEL_FLOATS:
+        return x
+    return x.astype(np.float32)
 
 
 def linear_gradient(
@@ -145,7 +174,7 @@ def float_tensor(layer: "Layer", name: str) -> Array:
     plan = None if layer.wrapping is None else layer.wrapping.plan
     if name == "weight" and plan is not None and plan.quantized and not plan.trainable:
         dtype = next(spec.dtype for spec in layer.plain_specs if spec.name == name)
-        return dequantize(tensor, layer.tensors["weight_scale"], dtype)
+        return dequantize(_kernels.plain(tensor), layer.tensors["weight_scale"], dtype)
     return tensor
 
 

@@ -50,10 +50,25 @@ class Layer:
             yield from _layers_in(name, value)
 
     def flatten(self, path: str = "") -> Iterator[tuple[str, "Layer"]]:
-        """Gives every leaf layer inside with its path; a leaf gives itself."""
+        """Gives every leaf layer inside with its path; a leaf gives itself.
+
+        Raises:
+            TypeError: A layer holds both layers and tensors, or defines `__call__` without layers.
+        """
         inside = list(self.children())
-        if not inside:
+        # What is refused here would never be reached by a policy, or not be saved.
+        if inside and self.tensors:
+            raise TypeError(
+                f"{type(self).__name__} at {path!r} holds layers and tensors of its own. Put the "
+                "tensors into a layer that defines compute()."
+            )
+        if not inside and type(self).__call__ is Layer.__call__:
             yield path, self
+        elif not inside and not isinstance(self, Sequential):
+            raise TypeError(
+                f"{type(self).__name__} at {path!r} defines __call__ but holds no layers. Define "
+                "compute() instead, so that its policy can act."
+            )
         for name, child in inside:
             yield from child.flatten(f"{path}/{name}" if path else name)
 

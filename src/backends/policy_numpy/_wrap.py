@@ -10,7 +10,7 @@ from policy_core._backend import Site, Step
 from policy_core._dtypes import shorten, standardize_dtype
 from policy_core._plan import STATE_SUFFIXES, LayerSpec, Plan, TensorSpec
 
-from ._kernels import kernel_table
+from ._kernels import Weight, kernel_table, stored
 from ._layers import float_tensor, frozen_weight
 from ._models import Dense, Embedding, Layer, LayerNorm
 from ._ops import OPS, Array, numpy_dtype
@@ -24,9 +24,8 @@ def walk(model: Any) -> list[Site]:
     paths: dict[int, list[str]] = {}
     layers: dict[int, Layer] = {}
     for path, layer in model.flatten():
-        if type(layer).__call__ is Layer.__call__:
-            layers[id(layer)] = layer
-            paths.setdefault(id(layer), []).append(path)
+        layers[id(layer)] = layer
+        paths.setdefault(id(layer), []).append(path)
     kernels = kernel_table()
     return [
         Site(
@@ -66,16 +65,19 @@ def validate(step: Step) -> None:
 def apply(model: Layer, steps: Sequence[Step]) -> Layer:
     """Changes the layers in place, one after the other."""
     # Tied weights are converted once, under the key that they had before anything changed.
-    shared: dict[object, dict[str, Array]] = {}
+    shared: dict[object, dict[str, Any]] = {}
     keys = {id(step): _weight_key(step.site) for step in steps}
+    multiplied = {keys[id(step)] for step in steps if step.site.layer.kind == "linear"}
     for step in steps:
         layer: Layer = step.site.layer
+        packed = keys[id(step)] in multiplied
+        made = shared.setdefault(keys[id(step)], {})
         if step.wrapping is None:
             tensors = {**layer.tensors, **(step.floats or {})}
         elif step.stored is not None:
-            tensors = dict(step.stored)
+            tensors = _from_file(step.stored, step.wrapping.plan, made, packed)
         else:
-            tensors = _made(step, step.wrapping.plan, shared.setdefault(keys[id(step)], {}))
+            tensors = _made(step, step.wrapping.plan, made, packed)
         if layer.wrapping is None:
             layer.plain_specs = step.site.spec.tensors
         layer.tensors = tensors
@@ -139,9 +141,9 @@ def _weight_key(site: Site) -> object:
     return id(site) if weight is None else storage_key(weight)
 
 
-def storage_key(array: Array) -> object:
+def storage_key(array: Weight) -> object:
     """Gives what two arrays have in common exactly if they are the same elements in memory."""
-    if array.size == 0:
+    if not isinstance(array, np.ndarray) or array.size == 0:
         return id(array)
     return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype)
 
@@ -156,15 +158,28 @@ def _float(step: Step, name: str) -> Array:
     return float_tensor(step.site.layer, name)
 
 
-def _made(step: Step, plan: Plan, shared: dict[str, Array]) -> dict[str, Array]:
+def _from_file(
+    arrays: dict[str, Array], plan: Plan, shared: dict[str, Any], packed: bool
+) -> dict[str, Any]:
+    """Gives the tensors of a file, the codes that are multiplied in the kernels' layout."""
+    if not (plan.quantized and not plan.trainable and packed):
+        return dict(arrays)
+    if "weight" not in shared:
+        shared["weight"] = stored(arrays["weight"])
+    return {**arrays, "weight": shared["weight"]}
+
+
+def _made(step: Step, plan: Plan, shared: dict[str, Any], packed: bool) -> dict[str, Any]:
     """Gives the tensors of `plan.storage`, made from the layer's own or from `step.floats`."""
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, Any] = {}
     layer: Layer = step.site.layer
     for spec in plan.storage:
         if spec.name in shared:
             tensors[spec.name] = shared[spec.name]
         elif spec.name == "weight" and plan.quantized and not plan.trainable:
-            shared["weight"], shared["weight_scale"] = _codes(step, plan)
+            codes, shared["weight_scale"] = _codes(step, plan)
+            # An embedding alone reads single rows, which an array gives faster.
+            shared["weight"] = stored(codes) if packed else codes
             tensors["weight"] = shared["weight"]
         elif spec.name.endswith(STATE_SUFFIXES):
             tensors[spec.name] = _state_tensor(layer, spec)

@@ -4,6 +4,8 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "packed.h"
+
 namespace pk {
 namespace {
 
@@ -29,6 +31,54 @@ void Checks::format(const char* name, pk_format value) {
   status_ =
       fail(PK_ERR_ARGUMENT, "%s: expected %s to be 0 (float8_e4m3fn) or 1 (float8_e5m2), got %d",
            function_, name, static_cast<int>(value));
+}
+
+void Checks::code(const char* name, pk_format value) {
+  if (!ok() || value == PK_F8_E4M3FN || value == PK_F8_E5M2 || value == PK_S8) return;
+  status_ = fail(PK_ERR_ARGUMENT,
+                 "%s: expected %s to be 0 (float8_e4m3fn), 1 (float8_e5m2) or 2 (int8), got %d",
+                 function_, name, static_cast<int>(value));
+}
+
+void Checks::dtype(const char* name, pk_dtype value) {
+  if (!ok() || value == PK_FLOAT32 || value == PK_BFLOAT16 || value == PK_FLOAT16) return;
+  status_ = fail(PK_ERR_ARGUMENT,
+                 "%s: expected %s to be 0 (float32), 1 (bfloat16) or 2 (float16), got %d",
+                 function_, name, static_cast<int>(value));
+}
+
+void Checks::packed(const char* name, const void* data, int64_t n, int64_t k, pk_format code) {
+  if (!ok()) return;
+  if (data == nullptr) {
+    status_ = fail(PK_ERR_ARGUMENT, "%s: expected a pointer to a packed weight for %s, got NULL",
+                   function_, name);
+    return;
+  }
+  const Packed found(data);
+  if (!found.valid()) {
+    status_ = fail(PK_ERR_ARGUMENT,
+                   "%s: expected %s to be what pk_pack wrote at this address, got other bytes (was "
+                   "it moved? unpack it and pack it again)",
+                   function_, name);
+    return;
+  }
+  if (found.n() != n || found.k() != k || found.code() != code) {
+    status_ = fail(PK_ERR_ARGUMENT,
+                   "%s: expected %s to be packed from n=%" PRId64 ", k=%" PRId64
+                   " and code %d, got n=%" PRId64 ", k=%" PRId64 " and code %d",
+                   function_, name, n, k, static_cast<int>(code), found.n(), found.k(),
+                   static_cast<int>(found.code()));
+  }
+}
+
+void Checks::executor(const pk_executor* executor) {
+  if (!ok() || executor == nullptr) return;
+  if (executor->threads >= 1 && (executor->threads == 1 || executor->submit != nullptr)) return;
+  status_ = fail(PK_ERR_ARGUMENT,
+                 "%s: expected an executor with threads >= 1 and, above 1, a function submit, got "
+                 "threads=%d and submit%s NULL",
+                 function_, static_cast<int>(executor->threads),
+                 executor->submit == nullptr ? " =" : " !=");
 }
 
 void Checks::divisor(const char* name, float value) {

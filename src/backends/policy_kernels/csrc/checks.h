@@ -19,6 +19,12 @@ class Checks {
   // A float8 format.
   void format(const char* name, pk_format value);
 
+  // A float8 format, or PK_S8.
+  void code(const char* name, pk_format value);
+
+  // A float dtype.
+  void dtype(const char* name, pk_dtype value);
+
   // A factor to divide by: greater than 0 and finite, or NaN.
   void divisor(const char* name, float value);
 
@@ -37,6 +43,18 @@ class Checks {
   void vector(const char* name, const T* data, int64_t count) {
     extent(name, data, count == 0 ? 0 : 1, count, count, static_cast<int64_t>(sizeof(T)));
   }
+
+  // The same for elements of a dtype that was checked before.
+  void floats(const char* name, pk_dtype dtype, const void* data, int64_t rows, int64_t columns,
+              int64_t stride) {
+    extent(name, data, rows, columns, stride, dtype == PK_FLOAT32 ? 4 : 2);
+  }
+
+  // A packed weight [n][k] of codes of one kind.
+  void packed(const char* name, const void* data, int64_t n, int64_t k, pk_format code);
+
+  // An executor, or null.
+  void executor(const pk_executor* executor);
 
   bool ok() const { return status_ == PK_OK; }
   pk_status status() const { return status_; }

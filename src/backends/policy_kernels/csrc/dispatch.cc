@@ -2,9 +2,19 @@
 #include "dispatch.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 
 #include "checks.h"
+#include "cpu.h"
+#if defined(PK_X86)
+#include "amx/amx.h"
+#include "avx2/avx2.h"
+#include "avx512/avx512.h"
+#endif
+#if defined(PK_ARM)
+#include "neon/neon.h"
+#endif
 
 #define PK_TEXT_(value) #value
 #define PK_TEXT(value) PK_TEXT_(value)
@@ -18,8 +28,14 @@
 #error "the kernels are written for gcc or clang"
 #endif
 
-// The tables below, plainest first.
+// The names of the tables below, in their order.
+#if defined(PK_X86)
+#define PK_COMPILED_ISAS "scalar,avx2,avxvnni,avx512vnni,avx512bf16,amx"
+#elif defined(PK_ARM)
+#define PK_COMPILED_ISAS "scalar,neon"
+#else
 #define PK_COMPILED_ISAS "scalar"
+#endif
 
 namespace pk {
 namespace {
@@ -34,6 +50,16 @@ struct Candidate {
 // Plainest first; the last one that is present is the default.
 const Candidate candidates[] = {
     {&scalar_kernels, always},
+#if defined(PK_X86)
+    {&avx2_kernels, cpu_has_avx2},
+    {&avxvnni_kernels, cpu_has_avxvnni},
+    {&avx512vnni_kernels, cpu_has_avx512vnni},
+    {&avx512bf16_kernels, cpu_has_avx512bf16},
+    {&amx_kernels, cpu_has_amx},
+#endif
+#if defined(PK_ARM)
+    {&neon_kernels, cpu_has_neon},
+#endif
 };
 
 const KernelTable* best() {
@@ -61,18 +87,27 @@ void list_present(char* text, size_t capacity) {
   }
 }
 
+// The group of kernels that serves an operation, by the name of its instruction set.
 struct Operation {
   const char* op;
-  const char* (*kernel)(const KernelTable&);
+  const char* (*isa)(const KernelTable&);
 };
 
-#define PK_OPERATION(op) {#op, [](const KernelTable& table) { return table.op.name; }}
+const char* rows_isa(const KernelTable& table) { return table.rows->isa; }
+const char* s8_isa(const KernelTable& table) { return table.s8->isa; }
+const char* float_isa(const KernelTable& table) {
+  return table.bfloat16 != nullptr ? table.bfloat16->product.isa : table.float32->isa;
+}
 
 const Operation operations[] = {
-    PK_OPERATION(quantize_rows_s8), PK_OPERATION(encode_f8), PK_OPERATION(quantize_rows_f8),
-    PK_OPERATION(decode_f8),        PK_OPERATION(linear_s8), PK_OPERATION(linear_s8_codes),
-    PK_OPERATION(linear_s8w),       PK_OPERATION(linear_f8), PK_OPERATION(linear_f8w),
+    {"quantize_rows_s8", rows_isa}, {"encode_f8", rows_isa},       {"quantize_rows_f8", rows_isa},
+    {"decode_f8", rows_isa},        {"dequantize_rows", rows_isa}, {"linear_s8", s8_isa},
+    {"linear_s8_codes", s8_isa},    {"linear_s8w", float_isa},     {"linear_f8", float_isa},
+    {"linear_f8w", float_isa},
 };
+
+thread_local char kernel_name[64];
+char present_names[128];
 
 }  // namespace
 
@@ -94,6 +129,14 @@ int32_t pk_abi_version(void) { return PK_ABI_VERSION; }
 
 const char* pk_build_info(void) { return "compiler=" PK_COMPILER ";isas=" PK_COMPILED_ISAS; }
 
+const char* pk_present_isas(void) {
+  // Every thread that gets here writes the same bytes.
+  pk::list_present(pk::present_names, sizeof pk::present_names);
+  return pk::present_names;
+}
+
+const char* pk_amx_permission(void) { return pk::amx_permission(); }
+
 const char* pk_isa(void) { return pk::kernels().isa; }
 
 pk_status pk_set_isa(const char* name) {
@@ -113,13 +156,15 @@ pk_status pk_set_isa(const char* name) {
 
 const char* pk_kernel_name(const char* op) {
   for (const pk::Operation& operation : pk::operations) {
-    if (op != nullptr && std::strcmp(op, operation.op) == 0) {
-      return operation.kernel(pk::kernels());
-    }
+    if (op == nullptr || std::strcmp(op, operation.op) != 0) continue;
+    std::snprintf(pk::kernel_name, sizeof pk::kernel_name, "%s_%s", op,
+                  operation.isa(pk::kernels()));
+    return pk::kernel_name;
   }
   pk::fail(PK_ERR_UNSUPPORTED,
            "pk_kernel_name: expected an operation, got '%.64s'. Operations: quantize_rows_s8, "
-           "encode_f8, quantize_rows_f8, decode_f8, linear_s8, linear_s8_codes, linear_s8w, "
+           "encode_f8, quantize_rows_f8, decode_f8, dequantize_rows, linear_s8, linear_s8_codes, "
+           "linear_s8w, "
            "linear_f8, linear_f8w",
            op == nullptr ? "NULL" : op);
   return nullptr;

@@ -1,4 +1,5 @@
-// Conversions between float32 and the two float8 formats, one value at a time.
+// Conversions between float32 and the smaller formats, one value at a time and without branches,
+// so that loops over them vectorize.
 //
 // Everything here is in an anonymous namespace: a file compiled for one instruction set must never
 // lend its copy of an inline function to a file compiled for another.
@@ -105,29 +106,39 @@ constexpr uint32_t decoded_bits(unsigned code) {
          mantissa << (23 - Format::kMantissa);
 }
 
-struct DecodeTable {
-  uint32_t bits[256];
-};
-
-template <class Format>
-constexpr DecodeTable make_decode_table() {
-  DecodeTable table{};
-  for (unsigned code = 0; code < 256; ++code) table.bits[code] = decoded_bits<Format>(code);
-  return table;
+// The float32 value of a float16; exact.
+inline float float16_value(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16;
+  const uint32_t magnitude = half & 0x7fffu;
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  const uint32_t special = normal + (magnitude >= 0x7c00u ? 112u << 23 : 0u);
+  const uint32_t subnormal =
+      to_bits(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+  return from_bits(sign | (magnitude < 0x0400u ? subnormal : special));
 }
 
-constexpr DecodeTable kDecodeE4M3FN = make_decode_table<E4M3FN>();
-constexpr DecodeTable kDecodeE5M2 = make_decode_table<E5M2>();
+// The nearest float16, half to even; too large values give infinities.
+inline uint16_t float16_bits(float value) {
+  const uint32_t bits = to_bits(value);
+  const uint32_t sign = (bits & kSignBit) >> 16;
+  const uint32_t magnitude = bits & ~kSignBit;
+  const uint32_t rounding = 0xfffu + ((magnitude >> 13) & 1u);
+  const uint32_t normal = (magnitude - (112u << 23) + rounding) >> 13;
+  // At 0.5 the unit in the last place of a float32 is float16's subnormal step.
+  const uint32_t subnormal = to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f);
+  const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  const uint32_t limited = magnitude >= 0x47800000u ? 0x7c00u : finite;
+  return static_cast<uint16_t>(sign | (magnitude > kInfinityBits ? 0x7e00u : limited));
+}
 
-// Bits of max|x|: the bits of magnitudes order as integers do, infinity above every finite value
-// and NaN above infinity. Integer maxima are associative, so the compiler may vectorize.
-inline uint32_t amax_bits(int64_t n, const float* x) {
-  int32_t largest = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const int32_t magnitude = static_cast<int32_t>(to_bits(x[i]) & ~kSignBit);
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return static_cast<uint32_t>(largest);
+inline float bfloat16_value(uint16_t half) { return from_bits(static_cast<uint32_t>(half) << 16); }
+
+// The nearest bfloat16, half to even.
+inline uint16_t bfloat16_bits(float value) {
+  const uint32_t bits = to_bits(value);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t nan = (bits >> 16) | 0x40u;
+  return static_cast<uint16_t>((bits & ~kSignBit) > kInfinityBits ? nan : rounded);
 }
 
 }  // namespace

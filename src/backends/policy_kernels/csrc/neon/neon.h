@@ -1,0 +1,13 @@
+// Kernels for AArch64 with NEON and the dot product instructions (Armv8.2 DotProd).
+#pragma once
+
+#include "kernels.h"
+
+namespace pk {
+
+extern const RowKernels neon_rows;
+extern const ProductS8 neon_s8;
+extern const ProductFloat neon_float32;
+extern const KernelTable neon_kernels;
+
+}  // namespace pk

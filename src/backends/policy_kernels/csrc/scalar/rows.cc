@@ -1,0 +1,3 @@
+#define PK_ROWS scalar_rows
+#define PK_ROWS_ISA "scalar"
+#include "rows.inc"
