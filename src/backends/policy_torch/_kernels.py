@@ -138,7 +138,7 @@ def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
 
 def _kernel(operation: str, device: str) -> tuple[str, str]:
     if device == "cpu" and _native.outruns_torch(operation):
-        return policy_kernels.kernel_name(operation), ""
+        return policy_kernels.kernel_name(operation), _native.PACKING_NOTE
     if operation == "linear_s8" and _emulation.int_mm_is_exact(device):
         return "linear_s8_int_mm", ""
     if operation == "linear_f8" and _scaled_mm.supported(device):

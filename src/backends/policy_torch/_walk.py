@@ -97,7 +97,7 @@ def _site(paths: tuple[str, ...], layer: nn.Module, in_attention: bool) -> Site:
 def _wrapping_here(wrapping: Wrapping, spec: LayerSpec) -> Wrapping:
     """Gives what a layer was wrapped with, with the kernel that runs where the layer is now."""
     made = wrapping.plan
-    mode = made.policy.mode
+    mode = made.policy.quantization
     frozen = made.quantized and not made.trainable and mode is not None and mode.scheme.trainable
     here = plan(made.asked, spec, frozen)
     if here.policy != made.policy or (here.kernel, here.note) == (made.kernel, made.note):
