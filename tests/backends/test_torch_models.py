@@ -419,7 +419,7 @@ def test_tied_float8_codes_survive_pickle() -> None:
     """Tied float8 codes are one tensor again after a pickle, which torch alone cannot read."""
     model = pc.wrap(Tied(), "float8/weight_only_from_float32")
     again = pickle.loads(pickle.dumps(model))
-    assert again.head.weight_codes is again.embedding.weight_codes
+    assert pc.report(again).rows[1].bytes_after == 0
     assert torch.equal(again(torch.arange(4)), model(torch.arange(4)))
 
 
@@ -533,6 +533,36 @@ def test_to_meta_and_back() -> None:
     # The report names what would run there, and not what ran where the layer was wrapped.
     assert pc.report(model).rows[0].kernel == "linear_s8_torch"
     assert model.to_empty(device="cpu").weight_codes.dtype == torch.int8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_state_dicts_hold_plain_codes(mode: str) -> None:
+    """A state_dict has the codes under one name and in one form, however the layer keeps them."""
+    model = pc.freeze(pc.wrap(nn.Linear(33, 17), f"{mode}_from_float32"))
+    state = model.state_dict()
+    assert state["weight_codes"].shape == (17, 33)
+    assert state["weight_codes"].element_size() == 1
+    assert "weight_packed" not in state
+    other = pc.freeze(pc.wrap(nn.Linear(33, 17), f"{mode}_from_float32"))
+    other.load_state_dict(state)
+    x = inputs(3, 33)
+    assert torch.equal(other(x), model(x))
+    del state["weight_codes"]
+    with pytest.raises(RuntimeError, match="weight_codes"):
+        other.load_state_dict(state)
+    state["weight_codes"] = torch.zeros(17, 34, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match="size mismatch for weight_codes"):
+        other.load_state_dict(state)
+
+
+def test_codes_are_kept_once() -> None:
+    """Beside its scales and bias a wrapped layer holds one byte for each weight, and padding."""
+    model = pc.wrap(nn.Linear(256, 256), "int8_from_float32")
+    model(inputs(3, 256))
+    held = sum(t.untyped_storage().nbytes() for t in (*model.parameters(), *model.buffers()))
+    # Scales, bias, and the sums of rows that the kernels keep: four bytes each.
+    assert held <= 256 * 256 + 3 * 256 * 4 + 128
+    assert pc.report(model).bytes_after == held
 
 
 # Refusals.

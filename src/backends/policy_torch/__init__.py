@@ -11,6 +11,7 @@ from . import _casting, _quantize, _walk, _wrap
 from ._adapters import LayerAdapter as LayerAdapter
 from ._adapters import register_layer as register_layer
 from ._float8 import share_amax as share_amax
+from ._packed import PackedCodes
 
 
 class TorchBackend:
@@ -25,7 +26,7 @@ class TorchBackend:
     convert_input = staticmethod(_casting.convert_input)
 
     def to_numpy(self, x: Any) -> Any:
-        return _casting.to_numpy(x)
+        return _casting.to_numpy(x.unpack() if isinstance(x, PackedCodes) else x)
 
     def from_numpy(self, x: Any) -> torch.Tensor:
         return _casting.from_numpy(x)

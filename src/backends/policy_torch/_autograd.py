@@ -74,6 +74,73 @@ def input_codes(x: torch.Tensor, x_scale: torch.Tensor | None) -> tuple[torch.Te
     return _kernels.quantize_rows_f8(x)
 
 
+def packed_linear(
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    packed: torch.Tensor,
+    n: int,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    plan: Plan,
+) -> torch.Tensor:
+    """Gives the product of a layer that keeps only packed codes, of shape (n, k).
+
+    Arguments and result are those of `codes_linear`.
+    """
+    operation = _operation(plan)
+    dtype, codes_dtype = TORCH_DTYPES[plan.compute_dtype], TORCH_DTYPES[str(plan.weight_codes)]
+    arguments = (x, x_scale, packed, scale, bias, n, operation, codes_dtype, dtype)
+    if _needs_gradient(x, bias):
+        y: torch.Tensor = _PackedLinear.apply(*arguments)
+        return y
+    return _packed_forward(*arguments)
+
+
+def _packed_forward(
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    n: int,
+    operation: str,
+    codes_dtype: torch.dtype,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    if operation == "linear_f8":
+        x, x_scale = input_codes(x, x_scale)
+    return _kernels.linear_packed(operation, x, x_scale, packed, n, codes_dtype, scale, bias, dtype)
+
+
+class _PackedLinear(torch.autograd.Function):
+    """`packed_linear` with the input's and the bias's gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> torch.Tensor:
+        return _packed_forward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, _, packed, scale, bias, n, _, codes_dtype, _ = inputs
+        ctx.save_for_backward(packed, scale)
+        ctx.codes = (n, x.shape[1], codes_dtype)
+        ctx.x_dtype = x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:  # type: ignore[override]
+        packed, scale = ctx.saved_tensors
+        dx = dbias = None
+        if ctx.needs_input_grad[0]:
+            weight = dequantized_rows(_kernels.unpack(packed, *ctx.codes), scale)
+            dx = (dy.float() @ weight).to(ctx.x_dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[4]:
+            dbias = dy.float().sum(0).to(ctx.bias_dtype)
+        return dx, None, None, None, dbias, None, None, None, None
+
+
 class _CodesLinear(torch.autograd.Function):
     """`codes_linear` with the input's and the bias's gradient; codes are not trainable."""
 

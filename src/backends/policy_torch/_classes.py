@@ -16,7 +16,7 @@ from ._adapters import LayerAdapter, adapter_for
 from ._ops import TORCH_DTYPES
 from ._quantize import dequantize, quantize
 
-CODES, SCALE = "weight_codes", "weight_scale"
+CODES, SCALE, PACKED = "weight_codes", "weight_scale", "weight_packed"
 
 
 class Wrapped:
@@ -87,7 +87,7 @@ class Wrapped:
         if not plan.quantized or f"{prefix}{CODES}" in state_dict:
             return
         weight = state_dict.get(f"{prefix}weight")
-        own = [name for name in self._buffers if is_policy_buffer(name)]  # type: ignore[attr-defined]
+        own = [n for n in self._buffers if is_policy_buffer(n) and n != PACKED]  # type: ignore[attr-defined]
         if weight is None or any(f"{prefix}{name}" in state_dict for name in own):
             return
         if not plan.trainable:
@@ -114,10 +114,19 @@ class KeepsCodes(Wrapped):
         weight = dequantize(self.weight_codes, self.weight_scale, dtype)
         return weight.t() if self._policy_adapter.transposed else weight
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = self._buffers[SCALE].device  # type: ignore[attr-defined]
+        super()._apply(fn, recurse)
+        if self._buffers[SCALE].device != before and CODES in self._buffers:  # type: ignore[attr-defined]
+            from ._packed import pack_layer  # it knows the layers, which know this class
+
+            pack_layer(self, {})
+        return self
+
 
 def is_policy_buffer(name: str) -> bool:
     """Says whether a buffer of a wrapped layer holds codes, scales or amax histories."""
-    return name == CODES or name.endswith(STATE_SUFFIXES)
+    return name in (CODES, PACKED) or name.endswith(STATE_SUFFIXES)
 
 
 @functools.cache

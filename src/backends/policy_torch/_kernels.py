@@ -30,6 +30,20 @@ for _name in OPERATIONS:
     _x = "Tensor x_codes, Tensor x_scale" if _name == "linear_f8" else "Tensor x"
     LIBRARY.define(f"{_name}({_x}, {_WEIGHT}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.define(
+    "linear_packed(str operation, Tensor x, Tensor? x_scale, Tensor packed, SymInt n, "
+    "ScalarType codes, Tensor scale, Tensor? bias, ScalarType dtype) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "unpack(Tensor packed, SymInt n, SymInt k, ScalarType codes) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "rows_packed(Tensor ids, Tensor packed, SymInt n, SymInt k, ScalarType codes, Tensor scale) "
+    "-> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
     "encode_f8(Tensor x, Tensor scale, ScalarType dtype) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -106,6 +120,55 @@ def linear_f8(
     return y
 
 
+def linear_packed(
+    operation: str,
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    packed: torch.Tensor,
+    n: int,
+    codes: torch.dtype,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Gives the product of an operation for a packed weight of shape (n, k), on a CPU.
+
+    Args:
+        operation: One of `OPERATIONS`; its function says what the other arguments are.
+        x: Floats, or codes for `"linear_f8"`.
+        x_scale: The scales of codes, else None.
+        packed: What `_native.pack` gave.
+        n: The number of output channels.
+        codes: The dtype of what was packed.
+        scale: The weight's scales.
+        bias: The bias, or None.
+        dtype: The dtype of the result.
+    """
+    y: torch.Tensor = torch.ops.policy_core_v1.linear_packed.default(
+        operation, x, x_scale, packed, n, codes, scale, bias, dtype
+    )
+    return y
+
+
+def unpack(packed: torch.Tensor, n: int, k: int, codes: torch.dtype) -> torch.Tensor:
+    """Gives the codes of a packed weight of shape (n, k)."""
+    plain: torch.Tensor = torch.ops.policy_core_v1.unpack.default(packed, n, k, codes)
+    return plain
+
+
+def rows_packed(
+    ids: torch.Tensor,
+    packed: torch.Tensor,
+    n: int,
+    k: int,
+    codes: torch.dtype,
+    scale: torch.Tensor,
+) -> torch.Tensor:
+    """Gives `codes[ids] * scale[ids]` in float32 for a packed table of shape (n, k) and 1-D ids."""
+    y: torch.Tensor = torch.ops.policy_core_v1.rows_packed.default(ids, packed, n, k, codes, scale)
+    return y
+
+
 def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.Tensor:
     """Gives the float8 codes of a tensor under one scale; what is too large saturates."""
     if _NATIVE_FLOAT8 and x.device.type == "cpu":
@@ -138,7 +201,7 @@ def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
 
 def _kernel(operation: str, device: str) -> tuple[str, str]:
     if device == "cpu" and _native.outruns_torch(operation):
-        return policy_kernels.kernel_name(operation), _native.PACKING_NOTE
+        return policy_kernels.kernel_name(operation), ""
     if operation == "linear_s8" and _emulation.int_mm_is_exact(device):
         return "linear_s8_int_mm", ""
     if operation == "linear_f8" and _scaled_mm.supported(device):
@@ -156,9 +219,13 @@ def _why_not_native() -> str:
 
 
 def _on_cpu(operation: str, *args: Any) -> torch.Tensor:
-    if _native.outruns_torch(operation):
-        return _NATIVE[operation](*args)
-    return _PLAIN[operation](*args)
+    if not _native.outruns_torch(operation):
+        return _PLAIN[operation](*args)
+    *rows, codes, scale, bias, dtype = args
+    x, x_scale = rows if operation == "linear_f8" else (*rows, None)
+    packed = _native.pack(codes)
+    n, kind = codes.shape[0], codes.dtype
+    return _native.linear(operation, x, x_scale, packed, n, kind, scale, bias, dtype)
 
 
 def _on_cuda(operation: str, *args: Any) -> torch.Tensor:
@@ -173,21 +240,60 @@ def _fake(operation: str, *args: Any) -> torch.Tensor:
 
 
 def _vmapped(operation: str, info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
-    *_, dtype = args
     rows_only = all(dim is None for dim in in_dims[1:])
     if rows_only and operation != "linear_f8":
         # A batch of rows is more rows.
         x = args[0].movedim(in_dims[0], 0)
         y = _op(operation)(x.flatten(0, 1), *args[1:])
         return y.unflatten(0, x.shape[:2]), 0
-    parts = []
-    for i in range(info.batch_size):
-        one = [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]
-        parts.append(_op(operation)(*one))
-    if not parts:
-        shapes = [a for a in args if isinstance(a, torch.Tensor)]
-        return shapes[0].new_empty((0, *shapes[0].shape[1:]), dtype=dtype), 0
-    return torch.stack(parts), 0
+    return _one_by_one(_op(operation), info, in_dims, args), 0
+
+
+def _fake_linear_packed(
+    operation: str, x: torch.Tensor, x_scale: Any, packed: torch.Tensor, n: int, *args: Any
+) -> torch.Tensor:
+    return x.new_empty((x.shape[0], n), dtype=args[-1])
+
+
+def _fake_unpack(packed: torch.Tensor, n: int, k: int, codes: torch.dtype) -> torch.Tensor:
+    return packed.new_empty((n, k), dtype=codes)
+
+
+def _fake_rows_packed(
+    ids: torch.Tensor, packed: torch.Tensor, n: int, k: int, codes: Any, scale: torch.Tensor
+) -> torch.Tensor:
+    return scale.new_empty((ids.shape[0], k), dtype=torch.float32)
+
+
+def _vmapped_linear_packed(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
+    operation, x, x_scale, *rest = args
+    op = _op("linear_packed")
+    if all(dim is None for dim in in_dims[2:]) and (x_scale is None or x_scale.ndim == 0):
+        x = x.movedim(in_dims[1], 0)
+        y = op(operation, x.flatten(0, 1), x_scale, *rest)
+        return y.unflatten(0, x.shape[:2]), 0
+    return _one_by_one(op, info, in_dims, args), 0
+
+
+def _vmapped_rows_packed(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
+    ids, *rest = args
+    op = _op("rows_packed")
+    if all(dim is None for dim in in_dims[1:]):
+        ids = ids.movedim(in_dims[0], 0)
+        return op(ids.flatten(), *rest).unflatten(0, ids.shape), 0
+    return _one_by_one(op, info, in_dims, args), 0
+
+
+def _one_by_one(
+    op: Callable[..., torch.Tensor], info: Any, in_dims: Any, args: Any
+) -> torch.Tensor:
+    """Gives an operator's results for each example, one after the other."""
+    return torch.stack(
+        [
+            op(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+    )
 
 
 def _fake_encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -231,14 +337,6 @@ _PLAIN: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-_NATIVE: dict[str, Callable[..., torch.Tensor]] = {
-    "linear_s8": _native.linear_s8,
-    "linear_s8w": _native.linear_s8w,
-    "linear_f8": _native.linear_f8,
-    "linear_f8w": _native.linear_f8w,
-}
-
-
 def _register() -> None:
     for name in OPERATIONS:
         LIBRARY.impl(name, functools.partial(_on_cpu, name), "CPU")
@@ -247,9 +345,15 @@ def _register() -> None:
         full = f"policy_core_v1::{name}"
         torch.library.register_fake(full, functools.partial(_fake, name), lib=LIBRARY)
         torch.library.register_vmap(full, functools.partial(_vmapped, name), lib=LIBRARY)
+    LIBRARY.impl("linear_packed", _native.linear, "CPU")
+    LIBRARY.impl("unpack", _native.unpack, "CPU")
+    LIBRARY.impl("rows_packed", _native.rows, "CPU")
+    torch.library.register_fake("policy_core_v1::unpack", _fake_unpack, lib=LIBRARY)
     LIBRARY.impl("encode_f8", _native.encode_f8, "CPU")
     LIBRARY.impl("quantize_rows_f8", _native.quantize_rows_f8, "CPU")
     for name, fake, vmapped in (
+        ("linear_packed", _fake_linear_packed, _vmapped_linear_packed),
+        ("rows_packed", _fake_rows_packed, _vmapped_rows_packed),
         ("encode_f8", _fake_encode_f8, _vmapped_encode_f8),
         ("quantize_rows_f8", _fake_quantize_rows_f8, _vmapped_quantize_rows_f8),
     ):

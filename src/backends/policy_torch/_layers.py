@@ -116,11 +116,12 @@ class CodesEmbedding(KeepsCodes):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if input.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"Expected ids of dtype int64 or int32. Received: {input.dtype}")
+        return self._rows(input)
+
+    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
         # By their bits: float8 has no look-up of its own.
-        codes = F.embedding(input, self.weight_codes.view(torch.uint8)).view(
-            self.weight_codes.dtype
-        )
-        rows = codes.float() * F.embedding(input, self.weight_scale)
+        codes = F.embedding(ids, self.weight_codes.view(torch.uint8)).view(self.weight_codes.dtype)
+        rows = codes.float() * F.embedding(ids, self.weight_scale)
         return rows.to(compute_dtype(self))
 
 
@@ -148,7 +149,7 @@ class CodesLinear(_QuantizedLinear, KeepsCodes):
         codes, scale = self.weight_codes, self.weight_scale
         if codes.ndim > 2:
             codes = codes.flatten(1)
-        rows = _rows(cast_tensor(input, TORCH_DTYPES[plan.compute_dtype]), codes.shape[1])
+        rows = as_rows(cast_tensor(input, TORCH_DTYPES[plan.compute_dtype]), codes.shape[1])
         x_scale = None
         if plan.delayed and plan.input_codes is not None:
             x_scale = inference_scale_of(self, "input", rows, plan.input_codes)  # type: ignore[arg-type]
@@ -171,7 +172,7 @@ class TrainableLinear(_QuantizedLinear, Wrapped):
         weight = self.weight.t() if self._policy_adapter.transposed else self.weight
         if weight.ndim > 2:
             weight = weight.flatten(1)
-        rows = _rows(cast_tensor(input, TORCH_DTYPES[plan.compute_dtype]), weight.shape[1])
+        rows = as_rows(cast_tensor(input, TORCH_DTYPES[plan.compute_dtype]), weight.shape[1])
         x_scale = weight_scale = state = None
         moving = is_training_call(self, rows.shape[0])  # type: ignore[arg-type]
         group = self._policy_group
@@ -194,7 +195,7 @@ _FLOAT: dict[Any, type[Wrapped]] = {
 }
 
 
-def _rows(x: torch.Tensor, columns: int) -> torch.Tensor:
+def as_rows(x: torch.Tensor, columns: int) -> torch.Tensor:
     """Gives an input of shape (..., columns) as a matrix."""
     if x.ndim == 0 or x.shape[-1] != columns:
         raise ValueError(

@@ -1,25 +1,19 @@
-"""The native CPU kernels on tensors' own memory, and weights packed once for them.
+"""The native CPU kernels on tensors' own memory. The only file that calls `policy_kernels`' products.
 
-The only file that calls `policy_kernels`' products.
+A packed weight is a uint8 tensor with the codes in the one layout that all kernels read. Its content
+depends on its address modulo 64, which is 0 for all memory that torch allocates.
 """
 
+import ctypes
 import functools
-from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import policy_kernels
 from policy_kernels._loader import check, library
 
-from ._casting import to_numpy
-from ._ops import dtype_name
-
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_FORMATS = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1}
-
-
-PACKING_NOTE = "the second call adds a packed copy of the codes, as large as they are"
+_CODES = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1, torch.int8: 2}
 
 
 @functools.cache
@@ -30,205 +24,138 @@ def outruns_torch(operation: str) -> bool:
     return not policy_kernels.kernel_name(operation).endswith("scalar")
 
 
-# Packed weights, kept as long as the codes live.
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    """Gives codes of shape (n, k), int8 or float8, packed."""
+    # torch turns a matrix ten times faster than the kernels do.
+    codes = codes.detach().contiguous()
+    n, k = codes.shape
+    size = ctypes.c_int64()
+    check(library().pk_packed_bytes(n, k, ctypes.addressof(size)))
+    packed = torch.empty(size.value, dtype=torch.uint8)
+    kind = _CODES[codes.dtype]
+    check(library().pk_pack(kind, n, k, codes.data_ptr(), max(k, 1), packed.data_ptr()))
+    return packed
 
-_Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+
+def unpack(packed: torch.Tensor, n: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    """Gives the codes of shape (n, k) that were packed."""
+    codes = torch.empty((n, k), dtype=dtype)
+    packed = _aligned(packed)
+    kind = _CODES[dtype]
+    check(library().pk_unpack(kind, n, k, packed.data_ptr(), codes.data_ptr(), max(k, 1)))
+    return codes
 
 
-class _Packed:
-    """What is known about one tensor of codes.
+def linear(
+    operation: str,
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    packed: torch.Tensor,
+    n: int,
+    codes_dtype: torch.dtype,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Gives the product of one operation.
 
-    Attributes:
-        alive: Tells whether the codes' memory is still in use.
-        version: torch's count of changes to the codes when they were seen.
-        weight: The packed weight; None for codes that were seen once.
+    Args:
+        operation: `"linear_s8"`, `"linear_s8w"`, `"linear_f8"` or `"linear_f8w"`.
+        x: Floats, or float8 codes for `"linear_f8"`, of shape (m, k) with any strides.
+        x_scale: Their scales, float32 of shape (m,) or (), for `"linear_f8"` alone.
+        packed: A packed weight of shape (n, k).
+        n: The number of output channels.
+        codes_dtype: What was packed.
+        scale: float32 of shape (n,); for float8 also ().
+        bias: Floats of shape (n,), or None.
+        dtype: The dtype of the result.
     """
+    native = library()
+    x, scale, packed = _rows(x), scale.contiguous(), _aligned(packed)
+    bias = None if bias is None else _kernel_float(bias).contiguous()
+    m, k = x.shape
+    inside = dtype if dtype in _FLOATS else torch.float32
+    y = torch.empty((m, n), dtype=inside)
+    head = (None, m, n, k)
+    rows = (x.data_ptr(), max(x.stride(0), k, 1) if m > 1 else max(k, 1))
+    weight, scales = packed.data_ptr(), scale.data_ptr()
+    tail = (
+        0 if bias is None else _FLOATS[bias.dtype],
+        None if bias is None else bias.data_ptr(),
+        _FLOATS[inside],
+        y.data_ptr(),
+        n,
+    )
+    if operation == "linear_s8":
+        status = native.pk_linear_s8(*head, _FLOATS[x.dtype], *rows, weight, scales, *tail)
+    elif operation == "linear_s8w":
+        status = native.pk_linear_s8w(*head, _FLOATS[x.dtype], *rows, weight, scales, *tail)
+    else:
+        code = (_CODES[codes_dtype], weight, scales, scale.ndim)
+        if operation == "linear_f8w":
+            status = native.pk_linear_f8w(*head, _FLOATS[x.dtype], *rows, *code, *tail)
+        else:
+            assert x_scale is not None
+            x_scale = x_scale.contiguous()
+            inputs = (_CODES[x.dtype], *rows, x_scale.data_ptr(), x_scale.ndim)
+            status = native.pk_linear_f8(*head, *inputs, *code, *tail)
+    if status:
+        check(status)
+    return y if inside == dtype else y.to(dtype)
 
-    def __init__(self, alive: Any, version: int, weight: Any) -> None:
-        self.alive = alive
-        self.version = version
-        self.weight = weight
+
+def rows(
+    ids: torch.Tensor,
+    packed: torch.Tensor,
+    n: int,
+    k: int,
+    codes_dtype: torch.dtype,
+    scale: torch.Tensor,
+) -> torch.Tensor:
+    """Gives `codes[ids] * scale[ids]` in float32, for 1-D ids and a packed table of shape (n, k)."""
+    ids, packed, scale = ids.long().contiguous(), _aligned(packed), scale.contiguous()
+    if ids.numel() and not (ids.min() >= 0 and ids.max() < n):
+        raise IndexError(f"Expected ids from 0 to {n - 1}. Received {ids.min()} to {ids.max()}.")
+    y = torch.empty((ids.numel(), k))
+    head = (None, ids.numel(), ids.data_ptr(), _CODES[codes_dtype], n, k)
+    tail = (packed.data_ptr(), scale.data_ptr(), 1, _FLOATS[y.dtype], y.data_ptr(), max(k, 1))
+    check(library().pk_dequantize_packed_rows(*head, *tail))
+    return y
 
 
-_PACKED: dict[_Key, _Packed] = {}
+def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Gives the float8 codes of a tensor under one scale."""
+    x = x.detach().float().contiguous()
+    codes = torch.empty(x.shape, dtype=dtype)
+    size, kind = x.numel(), _CODES[dtype]
+    check(library().pk_encode_f8(kind, size, x.data_ptr(), scale.item(), codes.data_ptr()))
+    return codes
 
 
-def _packed(codes: torch.Tensor) -> Any:
-    """Gives codes in the kernels' layout: made anew at the first use, kept from the second on.
-
-    Codes that are used once, as those of a training step, leave nothing behind.
-    """
-    storage = codes.untyped_storage()
-    # The weak reference in the entry keeps this number from being given to another storage.
-    key = (storage._cdata, codes.storage_offset(), codes.shape, codes.stride())
-    version = -1 if codes.is_inference() else codes._version
-    found = _PACKED.get(key)
-    if found is not None and found.version == version and not found.alive.expired():
-        if found.weight is None:
-            found.weight = _pack(codes)
-        return found.weight
-    for dead in [k for k, entry in _PACKED.items() if entry.alive.expired()]:
-        del _PACKED[dead]
-    _PACKED[key] = _Packed(StorageWeakRef(storage), version, None)
-    return _pack(codes)
+def quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gives the float8_e4m3fn codes of a matrix, and its rows' scales, float32 of shape (m,)."""
+    x = x.detach().float().contiguous()
+    m, k = x.shape
+    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn)
+    scale = torch.empty(m)
+    kind, stride = _CODES[codes.dtype], max(k, 1)
+    pointers = codes.data_ptr(), stride, scale.data_ptr()
+    check(library().pk_quantize_rows_f8(kind, m, k, x.data_ptr(), stride, *pointers))
+    return codes, scale
 
 
-def _pack(codes: torch.Tensor) -> Any:
-    bits = codes.detach()
-    if codes.dtype in _FORMATS:
-        bits = bits.view(torch.uint8)
-    # torch turns a matrix ten times faster than numpy does.
-    bits = bits.contiguous()
-    return policy_kernels.PackedWeight(to_numpy(bits), dtype_name(codes.dtype))
+def _kernel_float(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype in _FLOATS else x.float()
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """Gives a matrix itself where its rows are contiguous and do not overlap, else a copy."""
-    x = x if x.dtype in _FLOATS or x.dtype in _FORMATS else x.float()
+    x = x if x.dtype in _CODES else _kernel_float(x)
     m, k = x.shape
     usable = (k <= 1 or x.stride(1) == 1) and (m <= 1 or x.stride(0) >= k)
     return x if usable else x.contiguous()
 
 
-def _stride(x: torch.Tensor) -> int:
-    return max(x.stride(0), x.shape[1]) if x.shape[0] > 1 else max(x.shape[1], 1)
-
-
-def _scale(scale: torch.Tensor) -> torch.Tensor:
-    return scale if scale.is_contiguous() else scale.contiguous()
-
-
-def _bias(bias: torch.Tensor | None) -> torch.Tensor | None:
-    if bias is None:
-        return None
-    return (bias if bias.dtype in _FLOATS else bias.float()).contiguous()
-
-
-def _floats(
-    function: Any,
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-    *more: int,
-) -> torch.Tensor:
-    """Runs a kernel that takes float rows; `more` is what it takes around the packed weight."""
-    x, scale = _rows(x), _scale(scale)
-    bias = _bias(bias)
-    weight = _packed(codes)
-    m, k = x.shape
-    n = codes.shape[0]
-    inside = dtype if dtype in _FLOATS else torch.float32
-    y = torch.empty((m, n), dtype=inside)
-    before, after = more[:1], more[1:]
-    status = function(
-        None,
-        m,
-        n,
-        k,
-        _FLOATS[x.dtype],
-        x.data_ptr(),
-        _stride(x),
-        *before,
-        weight._pointer,
-        scale.data_ptr(),
-        *after,
-        0 if bias is None else _FLOATS[bias.dtype],
-        None if bias is None else bias.data_ptr(),
-        _FLOATS[inside],
-        y.data_ptr(),
-        n,
-    )
-    if status:
-        check(status)
-    return y if inside == dtype else y.to(dtype)
-
-
-def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As `_kernels.encode_f8`."""
-    x = x.detach().float().contiguous()
-    codes = torch.empty(x.shape, dtype=dtype)
-    check(
-        library().pk_encode_f8(
-            _FORMATS[dtype], x.numel(), x.data_ptr(), scale.item(), codes.data_ptr()
-        )
-    )
-    return codes
-
-
-def quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_kernels.quantize_rows_f8`."""
-    x = x.detach().float().contiguous()
-    m, k = x.shape
-    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn)
-    scale = torch.empty(m)
-    check(
-        library().pk_quantize_rows_f8(
-            0, m, k, x.data_ptr(), max(k, 1), codes.data_ptr(), max(k, 1), scale.data_ptr()
-        )
-    )
-    return codes, scale
-
-
-def linear_s8(*args: Any) -> torch.Tensor:
-    """As `_kernels.linear_s8`."""
-    return _floats(library().pk_linear_s8, *args)
-
-
-def linear_s8w(*args: Any) -> torch.Tensor:
-    """As `_kernels.linear_s8w`."""
-    return _floats(library().pk_linear_s8w, *args)
-
-
-def linear_f8w(
-    x: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """As `_kernels.linear_f8w`."""
-    function, format = library().pk_linear_f8w, _FORMATS[codes.dtype]
-    return _floats(function, x, codes, scale, bias, dtype, format, scale.ndim)
-
-
-def linear_f8(
-    x_codes: torch.Tensor,
-    x_scale: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """As `_kernels.linear_f8`."""
-    x_codes, x_scale, scale = _rows(x_codes), _scale(x_scale), _scale(scale)
-    bias = _bias(bias)
-    weight = _packed(codes)
-    m, k = x_codes.shape
-    n = codes.shape[0]
-    inside = dtype if dtype in _FLOATS else torch.float32
-    y = torch.empty((m, n), dtype=inside)
-    status = library().pk_linear_f8(
-        None,
-        m,
-        n,
-        k,
-        _FORMATS[x_codes.dtype],
-        x_codes.data_ptr(),
-        _stride(x_codes),
-        x_scale.data_ptr(),
-        x_scale.ndim,
-        _FORMATS[codes.dtype],
-        weight._pointer,
-        scale.data_ptr(),
-        scale.ndim,
-        0 if bias is None else _FLOATS[bias.dtype],
-        None if bias is None else bias.data_ptr(),
-        _FLOATS[inside],
-        y.data_ptr(),
-        n,
-    )
-    if status:
-        check(status)
-    return y if inside == dtype else y.to(dtype)
+def _aligned(packed: torch.Tensor) -> torch.Tensor:
+    """Gives a packed weight at an address that suits its content."""
+    return packed if packed.data_ptr() % 64 == 0 else packed.clone()

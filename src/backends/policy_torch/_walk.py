@@ -17,6 +17,7 @@ from ._adapters import LayerAdapter, adapter_for
 from ._classes import CODES, KeepsCodes, Wrapped, base_class
 from ._kernels import kernel_table
 from ._ops import dtype_name
+from ._packed import Packed
 
 
 def walk(model: Any) -> list[Site]:
@@ -105,9 +106,9 @@ def _wrapping_here(wrapping: Wrapping, spec: LayerSpec) -> Wrapping:
     return replace(wrapping, plan=replace(made, kernel=here.kernel, note=here.note))
 
 
-def tensors_of(layer: nn.Module, adapter: LayerAdapter) -> dict[str, torch.Tensor]:
+def tensors_of(layer: nn.Module, adapter: LayerAdapter) -> dict[str, Any]:
     """Gives a layer's stored tensors under their portable names, a linear weight as (out, in)."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Any] = {}
     owners = [("", layer)]
     if _attention.is_plain(layer):
         owners.append(("out_proj.", layer.out_proj))  # type: ignore[arg-type]
@@ -123,6 +124,8 @@ def tensors_of(layer: nn.Module, adapter: LayerAdapter) -> dict[str, torch.Tenso
                     f"{type(layer).__name__} has no shapes yet. Call the model once, then wrap it."
                 )
             tensors[prefix + name] = tensor
+    if isinstance(layer, Packed):
+        return {"weight": layer.packed_codes, **tensors}
     if isinstance(layer, KeepsCodes):
         # In the order of the plan: the codes stand where the weight stood.
         codes = tensors.pop(CODES)

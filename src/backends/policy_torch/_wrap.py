@@ -1,5 +1,6 @@
 """Changes the layers of a module tree as the core decided, in place."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from . import _attention, _fast_path
 from ._casting import CASTABLE, from_numpy
 from ._classes import (
     CODES,
+    PACKED,
     SCALE,
     KeepsCodes,
     Wrapped,
@@ -24,6 +26,7 @@ from ._classes import (
 from ._float8 import inference_scale_of
 from ._layers import mixin_for
 from ._ops import TORCH_DTYPES, TorchOps
+from ._packed import PackedCodes, drop_packed, pack_layer
 from ._quantize import encode, quantize
 from ._walk import adapter_for, reason_to_refuse
 
@@ -84,6 +87,9 @@ def apply(model: nn.Module, steps: Sequence[Step]) -> nn.Module:
     # Tied weights are converted once, under the key that they had before anything changed.
     shared: dict[object, dict[str, torch.Tensor]] = {}
     keys = {id(step): _weight_key(step.site) for step in steps}
+    waiting = Counter(keys.values())
+    # An embedding alone reads single rows, which plain codes give faster.
+    multiplied = {keys[id(step)] for step in steps if step.site.spec.kind == "linear"}
     for step in steps:
         layer = _attention.attached(step.site.layer) if step.wrapping else step.site.layer
         # The site must not keep the float weight alive.
@@ -98,8 +104,14 @@ def apply(model: nn.Module, steps: Sequence[Step]) -> nn.Module:
             tied = shared.setdefault(keys[id(step)], {})
             tensors = _made(layer, step, step.wrapping.plan, tied)
             _become(layer, step.wrapping, step.site.spec.tensors, tensors, tied)
+        if isinstance(layer, KeepsCodes) and keys[id(step)] in multiplied:
+            pack_layer(layer, shared[keys[id(step)]])
         step.site.layer = layer
         step.floats = step.stored = None
+        waiting[keys[id(step)]] -= 1
+        if not waiting[keys[id(step)]]:
+            # The plain codes of packed ones must not pile up until the last layer is done.
+            shared.pop(keys[id(step)], None)
     _fast_path.update(model)
     return model
 
@@ -130,8 +142,10 @@ def unwrap(model: nn.Module, sites: Sequence[Site]) -> nn.Module:
     return model
 
 
-def storage_key(x: torch.Tensor) -> object:
+def storage_key(x: torch.Tensor | PackedCodes) -> object:
     """Gives what two tensors have in common exactly if they are the same elements in memory."""
+    if isinstance(x, PackedCodes):
+        return storage_key(x.packed)
     # A subclass, such as a shard, may have no memory of its own; nor has a tensor without elements.
     if x.numel() == 0 or x.is_meta or type(x) not in (torch.Tensor, torch.nn.Parameter):
         return id(x)
@@ -222,7 +236,7 @@ def _become(
     device = _device(layer)
     codes_only = issubclass(mixin, KeepsCodes)
     names = {CODES if codes_only and n == "weight" else n for n in tensors}
-    for name in [n for n in layer._buffers if is_policy_buffer(n) and n not in names]:
+    for name in [n for n in layer._buffers if is_policy_buffer(n) and n not in {*names, PACKED}]:
         if isinstance(layer, Wrapped):
             _drop_buffer(layer, name)
     if codes_only:
@@ -230,6 +244,7 @@ def _become(
         codes = tied.setdefault(CODES, tensors.pop("weight").to(device))
         scale = tied.setdefault(SCALE, tensors.pop("weight_scale").to(device))
         layer._parameters.pop("weight", None)
+        drop_packed(layer)
     elif isinstance(layer, KeepsCodes):
         _put_weight(layer, _tied_parameter(layer, tensors["weight"], tied))
     layer.__class__ = kind
@@ -262,6 +277,7 @@ def _tied_parameter(
 
 def _put_weight(layer: Any, weight: nn.Parameter) -> None:
     """Gives a layer its float weight back, in the place that it had among the parameters."""
+    drop_packed(layer)
     _drop_buffer(layer, CODES)
     _drop_buffer(layer, SCALE)
     others = {n: p for n, p in layer._parameters.items() if n != "weight"}
