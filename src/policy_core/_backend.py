@@ -288,7 +288,8 @@ def register_layer(cls: type, adapter: Any) -> None:
             one's own, or `adapter` has not that backend's form.
         ValueError: The class is registered already with another adapter.
     """
-    name = _framework(cls) if isinstance(cls, type) else None
+    given: object = cls
+    name = _framework(cls) if isinstance(given, type) else None
     register = None if name is None else getattr(_load(name), "register_layer", None)
     if register is None:
         raise TypeError(

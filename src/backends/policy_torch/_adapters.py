@@ -71,6 +71,7 @@ def register_layer(cls: type[nn.Module], adapter: LayerAdapter) -> None:
 
 def adapter_for(cls: type[nn.Module]) -> LayerAdapter:
     """Gives how layers of a class take a policy."""
+    base: Any
     for base in cls.__mro__:
         if base in _REGISTERED:
             adapter = _REGISTERED[base]

@@ -218,5 +218,5 @@ def attention_class(base: type[nn.Module]) -> type[Any]:
 
 
 def _rebuild(base: type[nn.Module]) -> Any:
-    kind = attention_class(base)
+    kind: Any = attention_class(base)
     return kind.__new__(kind)

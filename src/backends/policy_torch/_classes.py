@@ -1,7 +1,6 @@
 """Wrapped classes: a mixin in front of the layer's own class, so that the layer stays one of it."""
 
 import copy
-import functools
 import weakref
 from typing import Any
 
@@ -49,6 +48,7 @@ class Wrapped:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Classes made at run time have no address that pickle could write down.
+        state: Any
         _, _, state, *rest = super().__reduce_ex__(2)
         buffers = {name: _boxed(buffer) for name, buffer in state["_buffers"].items()}
         # A process group belongs to this process.
@@ -129,9 +129,17 @@ def is_policy_buffer(name: str) -> bool:
     return name in (CODES, PACKED) or name.endswith(STATE_SUFFIXES)
 
 
-@functools.cache
+_CLASSES: dict[tuple[type[Wrapped], type[nn.Module]], type[Any]] = {}
+
+
 def wrapped_class(mixin: type[Wrapped], base: type[nn.Module]) -> type[Any]:
     """Gives the class of wrapped layers for a mixin and a layer's own class, made once."""
+    if (mixin, base) not in _CLASSES:
+        _CLASSES[mixin, base] = _new_class(mixin, base)
+    return _CLASSES[mixin, base]
+
+
+def _new_class(mixin: type[Wrapped], base: type[nn.Module]) -> type[Any]:
     attributes = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -185,7 +193,7 @@ def _unboxed(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _rebuild(mixin: type[Wrapped], base: type[nn.Module]) -> Any:
-    kind = wrapped_class(mixin, base)
+    kind: Any = wrapped_class(mixin, base)
     return kind.__new__(kind)
 
 

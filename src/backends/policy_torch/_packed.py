@@ -137,8 +137,9 @@ class PackedEmbedding(Packed, CodesEmbedding):
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
         codes, scale = self.packed_codes, self.weight_scale.reshape(-1)
-        y = rows_packed(ids.flatten(), codes.packed, *codes.shape, codes.dtype, scale)
-        return y.reshape(*ids.shape, codes.shape[1]).to(compute_dtype(self))
+        n, k = codes.shape
+        y = rows_packed(ids.flatten(), codes.packed, n, k, codes.dtype, scale)
+        return y.reshape(*ids.shape, k).to(compute_dtype(self))
 
 
 _PAIRS: dict[type[KeepsCodes], type[KeepsCodes]] = {

@@ -12,6 +12,7 @@ from policy_core._backend import Site, Step, Wrapping
 from policy_core._plan import STATE_SUFFIXES, Plan, TensorSpec
 
 from . import _attention, _fast_path
+from ._adapters import adapter_for
 from ._casting import CASTABLE, from_numpy
 from ._classes import (
     CODES,
@@ -28,7 +29,7 @@ from ._layers import mixin_for
 from ._ops import TORCH_DTYPES, TorchOps
 from ._packed import PackedCodes, drop_packed, pack_layer
 from ._quantize import encode, quantize
-from ._walk import adapter_for, reason_to_refuse
+from ._walk import reason_to_refuse
 
 
 def validate(step: Step) -> None:
@@ -236,9 +237,9 @@ def _become(
     device = _device(layer)
     codes_only = issubclass(mixin, KeepsCodes)
     names = {CODES if codes_only and n == "weight" else n for n in tensors}
-    for name in [n for n in layer._buffers if is_policy_buffer(n) and n not in {*names, PACKED}]:
-        if isinstance(layer, Wrapped):
-            _drop_buffer(layer, name)
+    extra = [n for n in layer._buffers if is_policy_buffer(n) and n not in {*names, PACKED}]
+    for name in extra if isinstance(layer, Wrapped) else ():
+        _drop_buffer(layer, name)
     if codes_only:
         # One tensor object for tied weights, so that they stay one.
         codes = tied.setdefault(CODES, tensors.pop("weight").to(device))
@@ -291,7 +292,7 @@ def _put_buffer(layer: nn.Module, name: str, tensor: torch.Tensor) -> None:
         layer.register_buffer(name, tensor)
 
 
-def _drop_buffer(layer: nn.Module, name: str) -> None:
+def _drop_buffer(layer: Any, name: str) -> None:
     layer._buffers.pop(name, None)
     layer._non_persistent_buffers_set.discard(name)
 
@@ -322,7 +323,7 @@ def _set_in_place(layer: nn.Module, name: str, tensor: torch.Tensor, dtype: torc
 def _cast_in_place(layer: nn.Module, name: str, dtype: torch.dtype) -> None:
     *inner, last = name.split(".")
     owner = layer.get_submodule(".".join(inner))
-    tensor = owner._parameters.get(last)
+    tensor: torch.Tensor | None = owner._parameters.get(last)
     if tensor is None:
         tensor = owner._buffers[last]
     assert tensor is not None
