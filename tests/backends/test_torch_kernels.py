@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import policy_kernels
 import policy_numpy as pn
 from policy_core.testing import same_bits
 from policy_numpy import _kernels as reference
@@ -211,6 +212,25 @@ def test_packed_codes_come_back(dtype: str) -> None:
         ids = torch.arange(n).flip(0)
         rows = _kernels.rows_packed(ids, packed, n, k, codes.dtype, scale)
         assert torch.equal(rows, (codes.float() * scale[:, None])[ids])
+
+
+@pytest.mark.skipif(not _native.outruns_torch("linear_s8"), reason="no native kernels")
+def test_threads_follow_torch_unless_others_were_asked_for() -> None:
+    """`torch.set_num_threads` counts for the kernels too, until someone sets their own number."""
+    before = torch.get_num_threads(), policy_kernels.num_threads()
+    threads = _native._Threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            threads.follow()
+            assert policy_kernels.num_threads() == count
+        policy_kernels.set_num_threads(3)
+        torch.set_num_threads(1)
+        threads.follow()
+        assert policy_kernels.num_threads() == 3
+    finally:
+        torch.set_num_threads(before[0])
+        policy_kernels.set_num_threads(before[1])
 
 
 def test_operators_keep_torchs_rules() -> None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import weakref
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -563,6 +564,85 @@ def test_codes_are_kept_once() -> None:
     # Scales, bias, and the sums of rows that the kernels keep: four bytes each.
     assert held <= 256 * 256 + 3 * 256 * 4 + 128
     assert pc.report(model).bytes_after == held
+
+
+class Everything(nn.Module):
+    """One layer of each kind that can be quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 16)
+        self.conv = nn.Conv1d(16, 16, 3, padding=1)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm = nn.BatchNorm1d(16)
+        self.other = conv1d_of_hugging_face()(16, 16)
+        self.lstm = nn.LSTM(16, 8, batch_first=True)
+        self.head = nn.Linear(8, 11)
+        self.again = nn.Linear(8, 11)
+        self.again.weight = self.head.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.conv(self.table(ids).transpose(1, 2))
+        x = self.norm(x).transpose(1, 2).contiguous()
+        x = x + self.attention(x, x, x)[0]
+        x, _ = self.lstm(self.other(x))
+        return self.head(x) + self.again(x)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["as-wrapped", "frozen"])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", *(f"{m}_from_mixed_bfloat16" for m in MODES)])
+def test_files_of_every_layer_kind(policy: str, frozen: bool, tmp_path: Path) -> None:
+    """What is saved of any layer kind loads into a fresh float model with the same bits and ties."""
+    model = pc.wrap(seeded(Everything), policy)
+    ids = torch.arange(10).reshape(2, 5)
+    model(ids).float().square().mean().backward()
+    model = pc.freeze(model) if frozen else model
+    pc.save(model, tmp_path / "m.safetensors")
+    loaded = pc.load(Everything(), tmp_path / "m.safetensors")
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(ids), model.eval()(ids))
+        assert torch.equal(copy.deepcopy(model)(ids), model(ids))
+        again = pickle.loads(pickle.dumps(model.conv))
+        assert torch.equal(again(torch.ones(1, 16, 4)), model.conv(torch.ones(1, 16, 4)))
+    assert pc.report(loaded).bytes_after == pc.report(model).bytes_after
+    plain = pc.unwrap(loaded)
+    assert plain.again.weight is plain.head.weight
+    assert {n: p.shape for n, p in plain.named_parameters()} == {
+        n: p.shape for n, p in Everything().named_parameters()
+    }
+    pc.load(pc.wrap(Everything(), policy), tmp_path / "m.safetensors")
+
+
+def test_a_float_file_loads_into_plain_and_wrapped_models(tmp_path: Path) -> None:
+    """A file of a model that was never wrapped loads into a plain one and into a quantized one."""
+    source = seeded(Everything)
+    pc.save(source, tmp_path / "m.safetensors")
+    ids = torch.arange(10).reshape(2, 5)
+    with torch.no_grad():
+        plain = pc.load(Everything(), tmp_path / "m.safetensors")
+        assert torch.equal(plain.eval()(ids), source.eval()(ids))
+        small = pc.load(pc.wrap(Everything(), "int8_from_float32"), tmp_path / "m.safetensors")
+        assert torch.equal(small.eval()(ids), pc.wrap(source, "int8_from_float32")(ids))
+
+
+def test_tied_float8_head_trains() -> None:
+    """A head that shares a float embedding's weight trains it in float8; frozen, it has codes."""
+    model = pc.wrap(seeded(Tied), "float8_from_float32")
+    assert quantized(model) == {"embedding": False, "head": True}
+    model(torch.arange(4)).square().sum().backward()
+    assert model.head.weight is model.embedding.weight
+    assert model.head.weight.grad is not None
+    wanted = model.eval()(torch.arange(4))
+    assert torch.equal(pc.freeze(model)(torch.arange(4)), wanted)
+    assert [n for n, _ in model.named_parameters()] == ["embedding.weight"]
+
+
+def test_unwrapped_weights_are_trained_as_before() -> None:
+    """A weight that was not to be trained is not after unwrapping either."""
+    for trained in (True, False):
+        layer = nn.Linear(4, 4).requires_grad_(trained)
+        pc.unwrap(pc.wrap(layer, "int8_from_float32"))
+        assert [p.requires_grad for p in layer.parameters()] == [trained, trained]
 
 
 # Refusals.

@@ -31,6 +31,7 @@ class Wrapped:
     _policy_wrapping: Wrapping
     _policy_plain: tuple[TensorSpec, ...]
     _policy_group: Any = None
+    _policy_trained: bool = True
 
     @property
     def dtype_policy(self) -> DTypePolicy:

@@ -6,6 +6,7 @@ depends on its address modulo 64, which is 0 for all memory that torch allocates
 
 import ctypes
 import functools
+import os
 
 import torch
 
@@ -22,6 +23,33 @@ def outruns_torch(operation: str) -> bool:
     if not policy_kernels.available():
         return False
     return not policy_kernels.kernel_name(operation).endswith("scalar")
+
+
+class _Threads:
+    """Makes the kernels use as many threads as torch, unless someone asked the kernels for others.
+
+    Attributes:
+        seen: torch's number when it was last looked at.
+        ours: The kernels' number that nobody but us has set.
+    """
+
+    def __init__(self) -> None:
+        self.seen: int | None = None
+        self.ours = policy_kernels.num_threads() if policy_kernels.available() else 0
+        self.asked = "POLICY_NUM_THREADS" in os.environ
+
+    def follow(self) -> None:
+        """Looks at torch's number, and passes a change on."""
+        count = torch.get_num_threads()
+        if count == self.seen:
+            return
+        self.seen = count
+        if not self.asked and policy_kernels.num_threads() == self.ours:
+            policy_kernels.set_num_threads(count)
+            self.ours = count
+
+
+_THREADS = _Threads()
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:
@@ -71,6 +99,7 @@ def linear(
         dtype: The dtype of the result.
     """
     native = library()
+    _THREADS.follow()
     x, scale, packed = _rows(x), scale.contiguous(), _aligned(packed)
     bias = None if bias is None else _kernel_float(bias).contiguous()
     m, k = x.shape

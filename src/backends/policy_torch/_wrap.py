@@ -129,14 +129,14 @@ def unwrap(model: nn.Module, sites: Sequence[Site]) -> nn.Module:
             if key not in shared:
                 spec = next(s for s in layer._policy_plain if s.name == "weight")
                 weight = layer.weight.to(TORCH_DTYPES[spec.dtype])
-                shared[key] = nn.Parameter(weight.contiguous())
+                shared[key] = nn.Parameter(weight.contiguous(), layer._policy_trained)
             _put_weight(layer, shared[key])
         for name in [name for name in layer._buffers if is_policy_buffer(name)]:
             _drop_buffer(layer, name)
         for spec in layer._policy_plain:
             _cast_in_place(layer, spec.name, TORCH_DTYPES[spec.dtype])
         layer.__class__ = layer._policy_base
-        for name in ("_policy_wrapping", "_policy_plain", "_policy_group"):
+        for name in ("_policy_wrapping", "_policy_plain", "_policy_group", "_policy_trained"):
             layer.__dict__.pop(name, None)
     _attention.detach_unwrapped(model)
     _fast_path.update(model)
@@ -244,7 +244,9 @@ def _become(
         # One tensor object for tied weights, so that they stay one.
         codes = tied.setdefault(CODES, tensors.pop("weight").to(device))
         scale = tied.setdefault(SCALE, tensors.pop("weight_scale").to(device))
-        layer._parameters.pop("weight", None)
+        weight = layer._parameters.pop("weight", None)
+        if weight is not None:
+            layer.__dict__["_policy_trained"] = weight.requires_grad
         drop_packed(layer)
     elif isinstance(layer, KeepsCodes):
         _put_weight(layer, _tied_parameter(layer, tensors["weight"], tied))
@@ -270,7 +272,8 @@ def _tied_parameter(
 ) -> nn.Parameter:
     if "parameter" not in tied:
         portable = weight.t().contiguous() if layer._policy_adapter.transposed else weight
-        tied["parameter"] = nn.Parameter(portable.to(_device(layer)).clone())
+        copied = portable.to(_device(layer)).clone()
+        tied["parameter"] = nn.Parameter(copied, layer._policy_trained)
     parameter = tied["parameter"]
     assert isinstance(parameter, nn.Parameter)
     return parameter
