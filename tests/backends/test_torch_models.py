@@ -7,6 +7,7 @@ import os
 import pickle
 import weakref
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -261,6 +262,53 @@ def test_parameters_of_a_container_are_read_in_the_compute_dtype() -> None:
     assert model(inputs(3, 8)).shape == (4, 4)
     assert model.token.dtype == torch.float32
     assert [row.path for row in pc.report(model).rows] == ["", "proj"]
+
+
+def test_parameter_lists_belong_to_the_module_that_reads_them() -> None:
+    """Parameters in a ParameterList or ParameterDict are read in the compute dtype too."""
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ParameterList([torch.ones(8, 4), torch.ones(8, 4)])
+            self.named = nn.ParameterDict({"shift": torch.ones(4)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.parts[0] + x @ self.parts[1] + self.named["shift"]
+
+    model = pc.wrap(Mixture(), "mixed_bfloat16")
+    y = model(inputs(3, 8))
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    (row,) = pc.report(model).rows
+    assert row.bytes_after == (2 * 32 + 4) * 4
+
+
+def test_threads_may_share_a_model() -> None:
+    """Several threads that call one wrapped model at once get the results of one thread."""
+    model = pc.wrap(nn.LSTM(8, 8), "mixed_bfloat16")
+    x = inputs(20, 2, 8)
+    with torch.no_grad():
+        wanted = model(x)[0]
+
+    def call(_: int) -> bool:
+        with torch.no_grad():
+            return torch.equal(model(x)[0], wanted)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(40)))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(copy.deepcopy(model)(x)[0], wanted)
+
+
+def test_packed_sequences() -> None:
+    """A recurrent layer takes a packed sequence, and gives one in the compute dtype."""
+    model = pc.wrap(nn.GRU(8, 4), "mixed_bfloat16")
+    packed = nn.utils.rnn.pack_padded_sequence(inputs(5, 2, 8), torch.tensor([5, 3]))
+    y, _ = model(packed)
+    assert isinstance(y, nn.utils.rnn.PackedSequence)
+    assert y.data.dtype == torch.bfloat16
 
 
 # Attention.

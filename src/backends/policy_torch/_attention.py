@@ -95,6 +95,7 @@ class Attention:
     """The mixin of a wrapped attention."""
 
     _policy_base: type[nn.Module]
+    _policy_calls_projections = True
 
     @property
     def in_proj_weight(self) -> torch.Tensor:

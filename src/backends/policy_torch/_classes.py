@@ -52,9 +52,10 @@ class Wrapped:
         state: Any
         _, _, state, *rest = super().__reduce_ex__(2)
         buffers = {name: _boxed(buffer) for name, buffer in state["_buffers"].items()}
-        # A process group belongs to this process.
+        # A process group and a lock belong to this process.
         state = {**state, "_buffers": buffers}
         state.pop("_policy_group", None)
+        state.pop("_policy_lock", None)
         return _rebuild, (self._policy_mixin, self._policy_base), state, *rest
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -150,6 +151,15 @@ def _new_class(mixin: type[Wrapped], base: type[nn.Module]) -> type[Any]:
         "_policy_adapter": adapter_for(base),
     }
     return type(base.__name__, (mixin, base), attributes)
+
+
+def parts_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Gives the children that a module reads and does not call, each with the prefix of its names."""
+    if isinstance(module, nn.MultiheadAttention):
+        called = getattr(module, "_policy_calls_projections", False)
+        return [] if called else [("out_proj.", module.out_proj)]
+    lists = (nn.ParameterList, nn.ParameterDict)
+    return [(f"{n}.", child) for n, child in module._modules.items() if isinstance(child, lists)]
 
 
 def base_class(module: nn.Module) -> type[nn.Module]:

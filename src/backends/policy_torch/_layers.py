@@ -1,6 +1,8 @@
 """How a wrapped layer computes: one mixin for each way, chosen by its plan."""
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from policy_core._plan import Plan
 from ._adapters import LayerAdapter
 from ._autograd import codes_linear, float8_linear
 from ._casting import cast_nest, cast_tensor
-from ._classes import KeepsCodes, Wrapped, compute_dtype
+from ._classes import KeepsCodes, Wrapped, compute_dtype, parts_of
 from ._float8 import (
     GradientScale,
     delayed_scale,
@@ -64,11 +66,12 @@ class FloatLayer(Wrapped):
                 cast[name] = cast_tensor(parameter, inside)
         base: Any = super()
         with autocast_off(_device_of(self)):
-            if cast:
+            if torch.compiler.is_compiling() and cast:
                 with _reparametrize_module(self, cast):  # type: ignore[arg-type]
                     y = base.forward(*args, **kwargs)
             else:
-                y = base.forward(*args, **kwargs)
+                with _reading(self, cast):
+                    y = base.forward(*args, **kwargs)
         return cast_nest(y, outside)
 
 
@@ -209,9 +212,21 @@ def as_rows(x: torch.Tensor, columns: int) -> torch.Tensor:
 def _parameters_of(module: Any) -> list[tuple[str, torch.Tensor | None]]:
     """Gives the parameters that a layer's own forward reads, by name."""
     own = list(module._parameters.items())
-    if isinstance(module, nn.MultiheadAttention):
-        own += [(f"out_proj.{n}", p) for n, p in module.out_proj._parameters.items()]
+    for prefix, part in parts_of(module):
+        own += [(f"{prefix}{name}", p) for name, p in part._parameters.items()]
     return own
+
+
+@contextlib.contextmanager
+def _reading(module: Any, cast: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Makes a module read other tensors as its parameters, one thread at a time."""
+    if not cast:
+        yield
+        return
+    # Threads that share a model would see each other's exchange of parameters.
+    lock = module.__dict__.setdefault("_policy_lock", threading.RLock())
+    with lock, _reparametrize_module(module, cast):
+        yield
 
 
 def _device_of(module: Any) -> torch.device:

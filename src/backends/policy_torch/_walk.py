@@ -14,7 +14,7 @@ from policy_core._plan import LayerSpec, TensorSpec, plan
 
 from . import _attention
 from ._adapters import LayerAdapter, adapter_for
-from ._classes import CODES, KeepsCodes, Wrapped, base_class
+from ._classes import CODES, KeepsCodes, Wrapped, base_class, parts_of
 from ._kernels import kernel_table
 from ._ops import dtype_name
 from ._packed import Packed
@@ -57,9 +57,11 @@ def _layers(
         # Its own forward reads what the child holds: they are one layer.
         return [(path, module)]
     children = [(name, child) for name, child in module._modules.items() if child is not None]
-    own = any(parameter is not None for parameter in module._parameters.values())
+    read = [part for _, part in parts_of(module)]
+    own = [p for part in (module, *read) for p in part._parameters.values() if p is not None]
     if not children or own:
         found.append((path, module))
+    children = [(name, child) for name, child in children if not any(child is r for r in read)]
     for name, child in children:
         found += _layers(child, _join(path, name), projections)
     return found
@@ -110,8 +112,7 @@ def tensors_of(layer: nn.Module, adapter: LayerAdapter) -> dict[str, Any]:
     """Gives a layer's stored tensors under their portable names, a linear weight as (out, in)."""
     tensors: dict[str, Any] = {}
     owners = [("", layer)]
-    if _attention.is_plain(layer):
-        owners.append(("out_proj.", layer.out_proj))  # type: ignore[arg-type]
+    owners += parts_of(layer)
     for prefix, owner in owners:
         buffers = {
             n: b for n, b in owner._buffers.items() if n not in owner._non_persistent_buffers_set
