@@ -112,6 +112,30 @@ def test_dtype_moves_leave_codes_and_scales(mode: str, dtype: torch.dtype) -> No
     assert model(inputs(2, 8)).dtype == torch.float32
 
 
+def test_own_tensors_named_like_state_are_ordinary(tmp_path: Path) -> None:
+    """A model's own parameters and buffers named like scales are cast, saved and kept like others."""
+
+    class Named(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.logit_scale = nn.Parameter(torch.tensor(value))
+            self.register_buffer("x_scale", torch.tensor(value))
+            self.proj = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.proj(x) * self.logit_scale * self.x_scale
+
+    model = pc.wrap(Named(-2.5), "int8_from_mixed_bfloat16")
+    assert (model.logit_scale.item(), model.x_scale.item()) == (-2.5, -2.5)
+    pc.save(model, tmp_path / "m.safetensors")
+    loaded = pc.load(Named(1.0), tmp_path / "m.safetensors")
+    assert (loaded.logit_scale.item(), loaded.x_scale.item()) == (-2.5, -2.5)
+    assert loaded.half().x_scale.dtype == torch.float16
+    plain = pc.unwrap(loaded)
+    assert (plain.logit_scale.item(), plain.x_scale.item()) == (-2.5, -2.5)
+    assert isinstance(plain.logit_scale, nn.Parameter)
+
+
 def test_to_meta_and_back() -> None:
     """Moving a wrapped layer to another device moves codes and scales with it."""
     model = pc.wrap(nn.Linear(8, 4), "int8_from_float32").to("meta")
@@ -220,6 +244,14 @@ def test_tied_float8_head_trains() -> None:
     wanted = model.eval()(torch.arange(4))
     assert torch.equal(pc.freeze(model)(torch.arange(4)), wanted)
     assert [n for n, _ in model.named_parameters()] == ["embedding.weight"]
+
+
+def test_unwrapping_rounds_once() -> None:
+    """A float32 weight under bfloat16 variables comes back as codes times scale, in float32."""
+    layer = pc.wrap(nn.Linear(64, 8), "int8_from_bfloat16")
+    wanted = layer.weight_codes.float() * layer.weight_scale
+    assert torch.equal(pc.unwrap(layer).weight, wanted)
+    assert not [name for name in vars(layer) if name.startswith("_policy")]
 
 
 def test_unwrapped_weights_are_trained_as_before() -> None:

@@ -59,7 +59,7 @@ class Wrapped:
         return _rebuild, (self._policy_mixin, self._policy_base), state, *rest
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = {n: b for n, b in self._buffers.items() if b is not None and is_policy_buffer(n)}  # type: ignore[attr-defined]
+        kept = {name: self._buffers[name] for name in policy_buffers(self)}  # type: ignore[attr-defined]
         for name in kept:
             self._buffers[name] = None  # type: ignore[attr-defined]
         try:
@@ -89,7 +89,7 @@ class Wrapped:
         if not plan.quantized or f"{prefix}{CODES}" in state_dict:
             return
         weight = state_dict.get(f"{prefix}weight")
-        own = [n for n in self._buffers if is_policy_buffer(n) and n != PACKED]  # type: ignore[attr-defined]
+        own = [name for name in policy_buffers(self) if name != PACKED]
         if weight is None or any(f"{prefix}{name}" in state_dict for name in own):
             return
         if not plan.trainable:
@@ -126,9 +126,16 @@ class KeepsCodes(Wrapped):
         return self
 
 
-def is_policy_buffer(name: str) -> bool:
-    """Says whether a buffer of a wrapped layer holds codes, scales or amax histories."""
-    return name in (CODES, PACKED) or name.endswith(STATE_SUFFIXES)
+def policy_buffers(layer: Any) -> list[str]:
+    """Gives the names of a wrapped layer's buffers that hold codes, scales or amax histories.
+
+    Not those that the layer had before, whatever their names are.
+    """
+    plain = {spec.name for spec in layer._policy_plain}
+    names = {spec.name for spec in layer._policy_wrapping.plan.storage} - plain
+    if isinstance(layer, KeepsCodes):
+        names |= {CODES, PACKED}
+    return [name for name, buffer in layer._buffers.items() if name in names and buffer is not None]
 
 
 _CLASSES: dict[tuple[type[Wrapped], type[nn.Module]], type[Any]] = {}

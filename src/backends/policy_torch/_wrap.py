@@ -21,14 +21,14 @@ from ._classes import (
     KeepsCodes,
     Wrapped,
     base_class,
-    is_policy_buffer,
+    policy_buffers,
     wrapped_class,
 )
 from ._float8 import inference_scale_of
 from ._layers import mixin_for
 from ._ops import TORCH_DTYPES, TorchOps
 from ._packed import PackedCodes, drop_packed, pack_layer
-from ._quantize import encode, quantize
+from ._quantize import dequantize, encode, quantize
 from ._walk import reason_to_refuse
 
 
@@ -128,16 +128,17 @@ def unwrap(model: nn.Module, sites: Sequence[Site]) -> nn.Module:
             key = keys[id(site)]
             if key not in shared:
                 spec = next(s for s in layer._policy_plain if s.name == "weight")
-                weight = layer.weight.to(TORCH_DTYPES[spec.dtype])
+                weight = dequantize(layer.weight_codes, layer.weight_scale, spec.dtype)
+                weight = weight.t() if layer._policy_adapter.transposed else weight
                 shared[key] = nn.Parameter(weight.contiguous(), layer._policy_trained)
             _put_weight(layer, shared[key])
-        for name in [name for name in layer._buffers if is_policy_buffer(name)]:
+        for name in policy_buffers(layer):
             _drop_buffer(layer, name)
         for spec in layer._policy_plain:
             _cast_in_place(layer, spec.name, TORCH_DTYPES[spec.dtype])
         layer.__class__ = layer._policy_base
-        for name in ("_policy_wrapping", "_policy_plain", "_policy_group", "_policy_trained"):
-            layer.__dict__.pop(name, None)
+        for name in [name for name in layer.__dict__ if name.startswith("_policy_")]:
+            del layer.__dict__[name]
     _attention.detach_unwrapped(model)
     _fast_path.update(model)
     return model
@@ -165,7 +166,8 @@ def _float(step: Step, name: str) -> torch.Tensor:
         return from_numpy(step.floats[name])
     layer: Any = step.site.layer
     if name == "weight" and isinstance(layer, KeepsCodes):
-        return layer.weight.t() if layer._policy_adapter.transposed else layer.weight
+        dtype = next(s.dtype for s in step.site.spec.tensors if s.name == name)
+        return dequantize(layer.weight_codes, layer.weight_scale, dtype)
     return _own(layer, name)
 
 
@@ -186,12 +188,13 @@ def _made(
     step.site.layer = layer
     codes_only = plan.quantized and not plan.trainable
     device = _device(layer)
+    plain = step.site.spec.tensors
     for spec in plan.storage:
         if codes_only and spec.name in ("weight", "weight_scale"):
             if CODES not in tied:
                 tied[CODES], tied[SCALE] = _codes(layer, step, plan)
             tensors[spec.name] = tied[CODES if spec.name == "weight" else SCALE].to(device)
-        elif spec.name.endswith(STATE_SUFFIXES):
+        elif spec.name.endswith(STATE_SUFFIXES) and not _is_plain(spec.name, plain):
             tensors[spec.name] = _state_tensor(layer, spec, device)
         else:
             tensors[spec.name] = _float(step, spec.name).detach()
@@ -237,9 +240,9 @@ def _become(
     device = _device(layer)
     codes_only = issubclass(mixin, KeepsCodes)
     names = {CODES if codes_only and n == "weight" else n for n in tensors}
-    extra = [n for n in layer._buffers if is_policy_buffer(n) and n not in {*names, PACKED}]
-    for name in extra if isinstance(layer, Wrapped) else ():
-        _drop_buffer(layer, name)
+    for name in policy_buffers(layer) if isinstance(layer, Wrapped) else ():
+        if name not in {*names, PACKED}:
+            _drop_buffer(layer, name)
     if codes_only:
         # One tensor object for tied weights, so that they stay one.
         codes = tied.setdefault(CODES, tensors.pop("weight").to(device))
@@ -257,7 +260,7 @@ def _become(
         _put_buffer(layer, SCALE, scale)
     dtypes = {spec.name: TORCH_DTYPES[spec.dtype] for spec in plan.storage}
     for name, tensor in tensors.items():
-        if is_policy_buffer(name) and not _is_plain(name, plain):
+        if not _is_plain(name, plain):
             _put_buffer(layer, name, tensor.to(device))
         else:
             _set_in_place(layer, name, tensor, dtypes[name])
