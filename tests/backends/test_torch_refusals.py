@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -39,6 +40,18 @@ def meta() -> nn.Module:
     return nn.Linear(8, 4, device="meta")
 
 
+def patched() -> nn.Module:
+    layer = nn.Linear(8, 4)
+    layer.forward = layer.forward  # type: ignore[method-assign]  # as accelerate does
+    return layer
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates TorchScript
+        return torch.jit.script(nn.Linear(8, 4))
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "int8_from_float32"])
 @pytest.mark.parametrize(
     ("make", "said"),
@@ -47,8 +60,10 @@ def meta() -> nn.Module:
         (pruned, "prune.remove"),
         (parametrized, "remove_parametrizations"),
         (meta, "meta device"),
+        (patched, "set on the object itself"),
+        (scripted, "TorchScript"),
     ],
-    ids=["lazy", "pruned", "parametrized", "meta"],
+    ids=["lazy", "pruned", "parametrized", "meta", "patched", "scripted"],
 )
 def test_what_cannot_be_wrapped_is_refused(make: Any, said: str, policy: str) -> None:
     """Layers whose weights are not there, or made anew at each call, are refused; nothing changes."""

@@ -156,6 +156,13 @@ def _reason_against(
 def reason_to_refuse(layer: nn.Module) -> str:
     """Says why a layer cannot be wrapped under any policy; `""` if it can."""
     kind = type(layer).__name__
+    if isinstance(layer, torch.jit.ScriptModule):
+        return f"{kind} is compiled by TorchScript. Wrap the model that it was made from."
+    if "forward" in vars(layer):
+        return (
+            f"{kind} has a forward set on the object itself, as some offloading hooks do, which no "
+            "policy would reach. Wrap it first, or remove the hooks."
+        )
     if parametrize.is_parametrized(layer):
         return (
             f"{kind} has parametrizations of {sorted(layer.parametrizations)}. "  # type: ignore[arg-type]
