@@ -97,7 +97,6 @@ def delayed_scale(
         largest = torch.where(torch.isnan(largest), float("inf"), largest)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     scale, after = _scaling.training_scale(ops, before, largest, dtype)
-    # The scale may be the buffer's own memory in a later call: give a value that stays.
     state[0].copy_(after.scale)
     state[1].copy_(after.amax_history)
     return scale
