@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 import policy_core as pc
+import policy_torch
 
 MODES = ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only")
 # torch's own compiler makes an instance of each autograd.Function that it traces.
@@ -115,3 +117,35 @@ def test_autocast_around(policy: str) -> None:
     assert torch.equal(y, plain)
     y.float().sum().backward()
     assert {p.grad.dtype for p in again.parameters() if p.grad is not None} == {torch.float32}
+
+
+def test_compiled_checkpoints_count_once() -> None:
+    """A checkpointed segment inside a compiled function makes one entry a step and role."""
+    layer = pc.wrap(nn.Linear(8, 8), "float8_from_float32")
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(layer, x, use_reentrant=False).relu().sum()
+
+    for _ in range(2):
+        step(torch.randn(4, 8, requires_grad=True)).backward()
+    for role in ("input", "weight", "output_grad"):
+        assert (getattr(layer, f"{role}_amax_history") > 0).sum() == 2
+
+
+def test_compiled_training_shares_the_amax() -> None:
+    """With `share_amax` the collectives are in the compiled graph, and the state is eager's."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        model, eager = (policy_torch.share_amax(model_of("float8_from_float32")) for _ in "ab")
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            x = torch.randn(4, 16)
+            compiled(x).sum().backward()
+            eager(x).sum().backward()
+        for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+            assert torch.equal(ours, theirs)
+    finally:
+        torch.distributed.destroy_process_group()
