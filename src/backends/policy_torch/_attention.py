@@ -41,6 +41,8 @@ def reason_against(module: nn.Module) -> str:
         return "add_bias_kv and add_zero_attn are not supported"
     if type(module.out_proj) is not NonDynamicallyQuantizableLinear:
         return f"its out_proj is a {type(module.out_proj).__name__}"
+    if hasattr(module, "in_proj"):
+        return "it has an attribute 'in_proj' of its own"
     if module.in_proj_weight is None or "in_proj_weight" not in module._parameters:
         return "it computes its weights anew at each call"
     return ""

@@ -1,8 +1,9 @@
 """How torch reaches a product with quantized weights on each device, as operators of torch.
 
-The operators `policy_core_v1::linear_s8`, `linear_s8w`, `linear_f8` and `linear_f8w` are opaque to
-torch.compile and torch.export, and take any strides. On a CPU they run the native kernels where these
-are faster than torch's own routines, on CUDA torch's `_int_mm` and `_scaled_mm`, elsewhere plain torch.
+The operators of `policy_core_v1` are opaque to torch.compile and torch.export, and take any strides.
+`linear_s8`, `linear_s8w`, `linear_f8` and `linear_f8w` take plain codes: on a CPU they run the native
+kernels where these are faster than torch's own routines, on CUDA torch's `_int_mm` and `_scaled_mm`,
+elsewhere plain torch. `linear_packed` takes what a layer on a CPU keeps: codes in the kernels' layout.
 """
 
 import functools
