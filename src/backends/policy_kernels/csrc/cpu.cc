@@ -6,6 +6,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -38,7 +41,7 @@ bool system_saves(uint64_t state) {
   return (enabled & state) == state;
 }
 
-bool cpu_has_tiles() {
+[[maybe_unused]] bool cpu_has_tiles() {
   const unsigned features = leaf(7, 0).d;
   return cpu_has_avx512bf16() && system_saves(0x60000) && bit(features, 22) && bit(features, 24) &&
          bit(features, 25);
@@ -47,7 +50,7 @@ bool cpu_has_tiles() {
 #ifdef __linux__
 // Asks the system for the tile registers; the answer holds for the whole process and its forks.
 // Returns 0 or an error number. (Linux Documentation/arch/x86/xstate.rst)
-int request_tiles() {
+[[maybe_unused]] int request_tiles() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : errno;
 }
@@ -103,6 +106,13 @@ bool cpu_has_avx512bf16() { return false; }
 bool cpu_has_amx() { return false; }
 const char* amx_permission() { return "absent"; }
 
+#endif
+
+#if defined(__aarch64__) && defined(__linux__)
+// HWCAP_ASIMDDP, in Linux Documentation/arch/arm64/elf_hwcaps.rst.
+bool cpu_has_dotprod() { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; }
+#else
+bool cpu_has_dotprod() { return false; }
 #endif
 
 }  // namespace pk

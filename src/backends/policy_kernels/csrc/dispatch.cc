@@ -11,6 +11,8 @@
 #include "amx/amx.h"
 #include "avx2/avx2.h"
 #include "avx512/avx512.h"
+#elif defined(PK_NEON)
+#include "neon/neon.h"
 #endif
 
 #define PK_TEXT_(value) #value
@@ -28,6 +30,8 @@
 // The names of the tables below, in their order.
 #if defined(PK_X86)
 #define PK_COMPILED_ISAS "scalar,avx2,avxvnni,avx512vnni,avx512bf16,amx"
+#elif defined(PK_NEON)
+#define PK_COMPILED_ISAS "scalar,neon"
 #else
 #define PK_COMPILED_ISAS "scalar"
 #endif
@@ -51,6 +55,8 @@ const Candidate candidates[] = {
     {&avx512vnni_kernels, cpu_has_avx512vnni},
     {&avx512bf16_kernels, cpu_has_avx512bf16},
     {&amx_kernels, cpu_has_amx},
+#elif defined(PK_NEON)
+    {&neon_kernels, cpu_has_dotprod},
 #endif
 };
 

@@ -1,0 +1,3 @@
+#define PK_ROWS neon_rows
+#define PK_ROWS_ISA "neon"
+#include "rows.inc"
