@@ -280,7 +280,8 @@ pk_status run(Linear linear) {
   Pass pass{};
   pass.linear = &linear;
   pass.k = linear.w.k();
-  choose(kernels(), pass);
+  const KernelTable& chosen = kernels();
+  choose(linear.m <= chosen.few_rows ? *chosen.few : chosen, pass);
 
   // Rows as even as can be: 16 rows are two tiles of 8 rather than 12 and 4.
   pass.tile_rows = divided_up(linear.m, divided_up(linear.m, pass.tile_rows));

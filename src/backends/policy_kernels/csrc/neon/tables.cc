@@ -3,6 +3,6 @@
 
 namespace pk {
 
-const KernelTable neon_kernels = {"neon", &neon_rows, &neon_s8, &neon_float32, nullptr};
+const KernelTable neon_kernels = {"neon", &neon_rows, &neon_s8, &neon_float32, nullptr, 0, nullptr};
 
 }  // namespace pk
