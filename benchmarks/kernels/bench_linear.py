@@ -65,18 +65,16 @@ def our_calls(operands: Operands, isas: list[str]) -> Calls:
         "f8w bfloat16": lambda: pk.linear_f8w(half, packed8, scale8, bias=bias),
         "f8": lambda: pk.linear_f8(x8, x8_scale, e4, packed8, scale8, e4, bias),
     }
+    best = str(pk.build_info().isa)
     for isa in isas:
-        calls[f"s8 {isa}"] = lambda isa=isa: forced(
-            isa, lambda: pk.linear_s8(x, packed, scale, bias)
-        )
+
+        def forced(isa: str = isa) -> None:
+            pk.set_isa(isa)
+            pk.linear_s8(x, packed, scale, bias)
+            pk.set_isa(best)
+
+        calls[f"s8 {isa}"] = forced
     return calls
-
-
-def forced(isa: str, call: Callable[[], Any]) -> None:
-    before = pk.build_info().isa
-    pk.set_isa(isa)
-    call()
-    pk.set_isa(str(before))
 
 
 def turn(call: Callable[[], Any]) -> list[float]:
