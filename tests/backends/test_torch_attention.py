@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -151,3 +152,33 @@ def test_fused_paths_come_back() -> None:
     pc.unwrap(model)
     assert model.use_nested_tensor
     assert [layer.activation_relu_or_gelu for layer in model.layers] == before
+
+
+@pytest.mark.parametrize("policy", FORMS)
+def test_encoder_and_decoder(policy: str) -> None:
+    """A whole transformer, with attention across and masks of all kinds, follows every policy."""
+    make = lambda: nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)  # noqa: E731
+    plain, model = seeded(make), pc.wrap(seeded(make), policy)
+    source, target = inputs(2, 7, 16), inputs(2, 5, 16, seed=2)
+    masks = {
+        "tgt_mask": nn.Transformer.generate_square_subsequent_mask(5),
+        "src_key_padding_mask": torch.arange(7).expand(2, -1) > 4,
+        "memory_key_padding_mask": torch.arange(7).expand(2, -1) > 4,
+    }
+    # torch warns of a boolean padding mask beside a float mask, and takes it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = plain(source, target, **masks).detach()
+        y = model(source, target, **masks)
+    assert close(y, wanted, 0.2)
+    y.float().sum().backward()
+    if "_from_" in policy:
+        assert sum(quantized(model).values()) == 10
+
+
+def test_causal_hint_needs_its_mask() -> None:
+    """`is_causal` without a mask is an error, as it is in torch."""
+    layer = pc.wrap(nn.MultiheadAttention(16, 2), "float32")
+    x = inputs(3, 2, 16)
+    with pytest.raises(RuntimeError, match="give the mask too"):
+        layer(x, x, x, is_causal=True)

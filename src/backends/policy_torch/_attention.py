@@ -134,6 +134,8 @@ class Attention:
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if is_causal is True and attn_mask is None:
+            raise RuntimeError("is_causal is a hint about attn_mask: give the mask too.")
         self_attention = query is key and key is value
         batched = query.dim() == 3
         heads, width = self.num_heads, self.embed_dim  # type: ignore[attr-defined]
@@ -158,7 +160,9 @@ class Attention:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
         else:
-            causal = is_causal and key_padding_mask is None
+            # torch's transformer may give a tensor here, which a compiler cannot branch on; the
+            # mask says the same.
+            causal = is_causal is True and key_padding_mask is None
             y = F.scaled_dot_product_attention(
                 q, k, v, None if causal else mask, dropout, is_causal=causal
             )
