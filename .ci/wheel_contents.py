@@ -9,7 +9,7 @@ import sys
 import zipfile
 from pathlib import PurePosixPath
 
-PACKAGES = {"policy_core", "policy_kernels", "policy_numpy", "policy_torch"}
+PACKAGES = {"policy_core", "policy_jax", "policy_kernels", "policy_numpy", "policy_torch"}
 
 
 def problems(names: list[str], library: bool) -> list[str]:
@@ -28,8 +28,9 @@ def problems(names: list[str], library: bool) -> list[str]:
         if f"{package}/py.typed" not in names
     ]
     libraries = [name for name in names if name.endswith(".so")]
-    wanted = ["policy_kernels/libpolicy_kernels.so"] if library else []
-    if libraries != wanted:
+    wanted = ["policy_jax/libpolicy_jax.so", "policy_kernels/libpolicy_kernels.so"]
+    wanted = wanted if library else []
+    if sorted(libraries) != wanted:
         found.append(f"expected the libraries {wanted}, got {libraries}")
     if not any(
         name.startswith("policy_numpy/") and name.endswith(".safetensors") for name in names

@@ -32,6 +32,14 @@ from ._wrap import freeze as freeze
 from ._wrap import unwrap as unwrap
 from ._wrap import wrap as wrap
 
+
+def __getattr__(name: str) -> object:
+    # PyTorch and Keras scale losses themselves; JAX is imported only by who asks for it.
+    if name == "DynamicLossScale":
+        return getattr(backend("jax"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "AWQDTypePolicy",
     "DTypePolicy",

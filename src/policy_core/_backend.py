@@ -2,6 +2,7 @@
 
 import functools
 import os
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -259,14 +260,22 @@ def tensor_backend(kind: type) -> Backend | None:
     return _own_tensor_backend(kind)
 
 
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
 def model_backend(model: Any) -> Backend:
     """Gives the backend that serves a model.
+
+    A model may come as a tuple, of a module and its variables; the first tells the framework.
+    Functions are models of the one framework whose models are functions, JAX.
 
     Raises:
         TypeError: No installed backend serves objects of its type.
     """
-    kind: type = type(model)
-    name = _framework(kind)
+    kind: type = type(model[0] if isinstance(model, tuple) and model else model)
+    name = "jax" if issubclass(kind, _FUNCTIONS) else _framework(kind)
+    if name == "jax" and name not in available_backends():
+        name = None
     if name is not None and _own_tensor_backend(kind) is None:
         return _load(name)
     raise TypeError(

@@ -216,7 +216,8 @@ class WrapContract(Hooks):
         """An int8 model takes at most 0.3 of the float32 bytes, and the report counts them."""
         weight = np.ones((256, 256), np.float32)
         model = self.sequential([self.linear(weight, None) for _ in range(3)])
-        found = report(wrap(model, "int8_from_float32"))
+        model = wrap(model, "int8_from_float32")
+        found = report(model)
         assert found.bytes_before == 3 * 256 * 256 * 4
         assert found.bytes_after <= 0.3 * found.bytes_before
         actual = sum(array.nbytes for array in self.state(model).values())

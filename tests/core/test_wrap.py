@@ -90,7 +90,7 @@ def test_unknown_options_are_refused(argument: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [None, 3, "model", [1], np.ones(3), object(), lambda x: x], ids=repr
+    "bad", [None, 3, "model", [1], (), ("model", {}), np.ones(3), object()], ids=repr
 )
 def test_what_is_no_model_is_refused(bad: object) -> None:
     """The error says which frameworks there are, and what came."""

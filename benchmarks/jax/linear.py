@@ -1,0 +1,137 @@
+"""Times one linear layer of n by k, jitted, under every policy, against flax and the raw kernel.
+
+Every contender takes its turn in each round, so that a noisy moment of the machine falls on all of
+them; the table has medians in microseconds. qwix and Keras take part where they are installed
+(Keras with KERAS_BACKEND=jax).
+
+    python benchmarks/jax/linear.py [--shape N K] [--rows M ...] [--rounds R]
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import policy_core as pc
+import policy_kernels
+
+POLICIES = (
+    "int8_from_float32",
+    "int8_from_mixed_bfloat16",
+    "int8/weight_only_from_float32",
+    "float8_from_float32",
+    "float8/weight_only_from_float32",
+)
+
+
+def wrapped(n: int, k: int, policy: str) -> Callable[[jax.Array], jax.Array]:
+    """Gives a jitted nnx.Linear under a policy, frozen, its state passed as an argument."""
+    layer = pc.freeze(pc.wrap(nnx.Linear(k, n, rngs=nnx.Rngs(0)), policy))
+    layer.eval()
+    return jitted(layer)
+
+
+def jitted(layer: nnx.Module) -> Callable[[jax.Array], jax.Array]:
+    """Gives a jitted call, without nnx's own work for each call, which is the same for all."""
+    graph, state = nnx.split(layer)
+    call = jax.jit(lambda state, x: nnx.merge(graph, state)(x))
+    return lambda x: call(state, x)
+
+
+def raw_kernel(n: int, k: int) -> Callable[[jax.Array], np.ndarray]:
+    """Gives the int8 kernel as Python calls it, without JAX."""
+    weight = policy_kernels.pack(np.random.default_rng(0).integers(-127, 128, (n, k), np.int8))
+    scale, bias = np.ones(n, np.float32), np.zeros(n, np.float32)
+    cache: dict[int, np.ndarray] = {}
+
+    def call(x: jax.Array) -> np.ndarray:
+        rows = cache.setdefault(id(x), np.asarray(x))
+        return policy_kernels.linear_s8(rows, weight, scale, bias)
+
+    return call
+
+
+def contenders(n: int, k: int) -> dict[str, Callable[[jax.Array], object]]:
+    """Gives what is timed, by name."""
+    made: dict[str, Callable[[jax.Array], object]] = {
+        "flax float32": jitted(nnx.Linear(k, n, rngs=nnx.Rngs(0))),
+        "flax bfloat16": jitted(
+            nnx.Linear(k, n, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        ),
+    }
+    if policy_kernels.available():
+        made["raw int8 kernel"] = raw_kernel(n, k)
+    made |= {policy: wrapped(n, k, policy) for policy in POLICIES}
+    if importlib.util.find_spec("keras"):
+        made["Keras int8"] = keras_int8(n, k)
+    if importlib.util.find_spec("qwix"):
+        made["qwix int8"] = qwix_int8(n, k)
+    return made
+
+
+def keras_int8(n: int, k: int) -> Callable[[jax.Array], object]:
+    """Gives Keras's own int8 Dense on JAX, jitted."""
+    import keras
+
+    layer = keras.layers.Dense(n)
+    layer.build((None, k))
+    layer.quantize("int8")
+    values = [v.value for v in layer.non_trainable_variables]
+    trainable = [v.value for v in layer.trainable_variables]
+    call = jax.jit(lambda t, v, x: layer.stateless_call(t, v, x)[0])
+    return lambda x: call(trainable, values, x)
+
+
+def qwix_int8(n: int, k: int) -> Callable[[jax.Array], object]:
+    """Gives qwix's post-training int8 of an nnx.Linear, jitted."""
+    import qwix
+
+    rule = qwix.QuantizationRule(module_path=".*", weight_qtype=jnp.int8, act_qtype=jnp.int8)
+    layer = nnx.Linear(k, n, rngs=nnx.Rngs(0))
+    layer = qwix.quantize_model(layer, qwix.PtqProvider([rule]), jnp.ones((1, k)))
+    return jitted(layer)
+
+
+def measure(calls: dict[str, Callable[[jax.Array], object]], x: jax.Array, rounds: int) -> dict:
+    """Gives the median time in microseconds of each call."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        jax.block_until_ready(call(x))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call(x))
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) * 1e6 for name, times in taken.items()}
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", type=int, nargs=2, default=(4096, 4096), metavar=("N", "K"))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128, 512], metavar="M")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--skip", nargs="*", default=[], help="names of contenders to leave out")
+    given = parser.parse_args()
+    n, k = given.shape
+    calls = {name: call for name, call in contenders(n, k).items() if name not in given.skip}
+    kernel = policy_kernels.kernel_name("linear_s8") if policy_kernels.available() else "none"
+    print(f"{n} x {k}, {os.cpu_count()} CPUs, jax {jax.__version__}, kernel {kernel}; microseconds")
+    print(f"{'M':>5} " + " ".join(f"{name:>16.16}" for name in calls))
+    for m in given.rows:
+        x = jnp.asarray(np.random.default_rng(m).standard_normal((m, k), np.float32))
+        times = measure(calls, x, given.rounds)
+        print(f"{m:>5} " + " ".join(f"{times[name]:>16.0f}" for name in calls), flush=True)
+
+
+if __name__ == "__main__":
+    main()

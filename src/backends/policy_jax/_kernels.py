@@ -1,0 +1,131 @@
+"""Products with codes, by XLA's own dots: int8 to the reference's bits, float8 within its bound.
+
+They run on GPUs and TPUs, on sharded arrays, and where the native kernels were not built; `_native`
+has the others. Every function takes `x` of shape (..., k) and weights of shape (n, k), and gives float32 of shape
+(..., n). Leading axes are left as they are, so that a sharded batch stays sharded.
+"""
+
+import jax
+import jax.numpy as jnp
+
+import policy_kernels
+
+from . import _native
+from ._ops import Array, platform, rounded
+from ._quantize import quantize
+
+MAX_CONTRACTION = 131_072
+"""So many int8 products always fit an int32 sum; longer ones are added in float32."""
+
+PRODUCTS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
+
+
+def kernel_table(device: str, single: bool = True) -> tuple[tuple[str, str, str], ...]:
+    """Gives for each operation the kernel that runs, and what to know about it, for a LayerSpec.
+
+    Args:
+        device: `"cpu"`, `"cuda"`, `"tpu"`, …
+        single: Whether the layer is on one device; a custom call would gather what is sharded.
+    """
+    rows = [("float", "xla", ""), ("rows_s8", "rows_s8_xla", ""), ("rows_f8", "rows_f8_xla", "")]
+    for operation in PRODUCTS:
+        name, note = f"{operation}_xla", ""
+        if device == "cpu" and single and _native.available():
+            name = policy_kernels.kernel_name(operation)
+            note = "smaller, not faster: the scalar kernel runs" if name.endswith("scalar") else ""
+        elif device == "cpu":
+            why = _native.reason_against() if single else "the layer is on several devices"
+            note = f"smaller, not faster: XLA's own dot runs ({why})"
+        rows.append((operation, name, note))
+    return tuple(rows)
+
+
+def is_native(kernel: str) -> bool:
+    """Says whether a plan's kernel is one of policy_kernels."""
+    return not kernel.endswith("_xla")
+
+
+def linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+    """Gives `x @ (codes * scale).T + bias` with the rows of `x` quantized on the way.
+
+    Args:
+        x: Floats of shape (..., k).
+        codes: int8 of shape (n, k).
+        scale: float32 of shape (n,).
+        bias: Floats of shape (n,), or None.
+
+    Returns:
+        float32 of shape (..., n). A row of `x` with a NaN or an infinity gives a row of NaN.
+    """
+    x_codes, x_scale = quantize(x, "int8", (x.ndim - 1,))
+    k = x.shape[-1]
+    total = jnp.zeros((*x.shape[:-1], codes.shape[0]), jnp.float32)
+    for start in range(0, k, MAX_CONTRACTION):
+        part = slice(start, min(start + MAX_CONTRACTION, k))
+        whole = k <= MAX_CONTRACTION
+        left, right = (x_codes, codes) if whole else (x_codes[..., part], codes[:, part])
+        exact = _contract(left, right, jnp.int32).astype(jnp.float32)
+        total = exact if whole else rounded(total + exact)
+    return _scaled(total, x_scale, scale, bias)
+
+
+def linear_weight_only(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
+    """Gives `(x @ codes.T) * scale + bias`, summed in float32; arguments as for `linear_s8`."""
+    total = product(x.astype(jnp.float32), codes.astype(jnp.float32))
+    return _scaled(total, None, scale, bias)
+
+
+def linear_f8(
+    x_codes: Array, x_scale: Array, codes: Array, scale: Array, bias: Array | None
+) -> Array:
+    """Gives `(x_codes @ codes.T) * (x_scale * scale) + bias`.
+
+    Args:
+        x_codes: A float8 dtype, of shape (..., k).
+        x_scale: float32 of shape (..., 1), or () for one scale of the tensor.
+        codes: A float8 dtype, of shape (n, k).
+        scale: float32 of shape (n,), or ().
+        bias: Floats of shape (n,), or None.
+    """
+    if platform(x_codes) == "cpu":
+        # Both formats are exact in float32, in which CPUs multiply fastest.
+        total = product(x_codes.astype(jnp.float32), codes.astype(jnp.float32))
+    else:
+        total = _contract(x_codes, codes, jnp.float32)
+    return _scaled(total, x_scale, scale, bias)
+
+
+def product(x: Array, weight: Array) -> Array:
+    """Gives `x @ weight.T`, summed in float32."""
+    return jax.lax.dot_general(
+        x,
+        weight,
+        (((x.ndim - 1,), (1,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _contract(x: Array, codes: Array, dtype: jnp.dtype) -> Array:
+    axes = (((x.ndim - 1,), (1,)), ((), ()))
+    return jax.lax.dot_general(x, codes, axes, preferred_element_type=dtype)
+
+
+def _scaled(total: Array, x_scale: Array | None, scale: Array, bias: Array | None) -> Array:
+    """Scales, then adds the bias, each rounded to float32 by itself."""
+    factor = scale if x_scale is None else rounded(x_scale * scale)
+    y = rounded(total * factor)
+    return y if bias is None else rounded(y + bias.astype(jnp.float32))
+
+
+def rows(codes: Array, scale: Array, ids: Array, dtype: jnp.dtype) -> Array:
+    """Gives the dequantized rows of an embedding.
+
+    Args:
+        codes: Codes of shape (rows, width).
+        scale: float32 of shape (rows, 1).
+        ids: Integers of any shape; one outside the table gives a row of NaN, as in `jnp.take`.
+        dtype: The dtype of the result.
+    """
+    found = jnp.take(codes, ids, axis=0, mode="clip").astype(jnp.float32)
+    return rounded(found * jnp.take(scale, ids, axis=0, mode="fill")).astype(dtype)

@@ -1,0 +1,202 @@
+"""The CPU kernels as XLA FFI calls: one target, packed weights, and how vmap and sharding see it."""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import policy_kernels
+from policy_kernels import _loader
+
+from ._ops import Array, numpy_dtype
+
+TARGET, UNPACK_TARGET = "policy_jax_linear", "policy_jax_unpack"
+"""The targets' names in XLA, which exported programs and their safety checks name."""
+LIBRARY_NAME = "libpolicy_jax.so"
+OPERATIONS = {"linear_s8": 0, "linear_s8w": 1, "linear_f8": 2, "linear_f8w": 3}
+# Numbers of policy_kernels.h: pk_format.
+_CODES = {"float8_e4m3fn": 0, "float8_e5m2": 1, "int8": 2}
+_FUNCTIONS = (
+    "pk_last_error",
+    "pk_packed_bytes",
+    "pk_pack",
+    "pk_unpack",
+    "pk_linear_s8",
+    "pk_linear_s8w",
+    "pk_linear_f8",
+    "pk_linear_f8w",
+)
+_FLOATS = ("float32", "bfloat16", "float16")
+_ALIGNMENT = 64
+
+
+@functools.cache
+def reason_against() -> str:
+    """Says why XLA on CPU cannot call the kernels; `""` if it can, and then it knows the target.
+
+    Raises:
+        KernelsBrokenError: a library is there but cannot be used; that is never passed over.
+    """
+    if not policy_kernels.available():
+        return policy_kernels.build_info().reason or "the native kernels were not built"
+    # An editable installation keeps the library and the Python files in two folders.
+    import policy_jax
+
+    places = [Path(folder) / LIBRARY_NAME for folder in policy_jax.__path__]
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        return f"{LIBRARY_NAME} was not built"
+    library = ctypes.CDLL(str(path))
+    version = library.policy_jax_abi_version()
+    if version != _loader.ABI_VERSION:
+        raise _loader.KernelsBrokenError(
+            f"{path}: expected ABI version {_loader.ABI_VERSION}, got {version}. Install "
+            "policy-core again."
+        )
+    kernels = policy_kernels._loader.library()
+    addresses = [ctypes.cast(getattr(kernels, name), ctypes.c_void_p) for name in _FUNCTIONS]
+    library.policy_jax_bind((ctypes.c_void_p * len(addresses))(*addresses))
+    for name in (TARGET, UNPACK_TARGET):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    return ""
+
+
+def available() -> bool:
+    """True when XLA on CPU can call the kernels."""
+    return not reason_against()
+
+
+def packed(codes: Array) -> Array:
+    """Gives codes of shape (n, k) as the kernels read them: uint8 of shape (bytes,)."""
+    plain = np.ascontiguousarray(np.asarray(codes))
+    native = policy_kernels._loader.library()
+    n, k = plain.shape
+    memory = _aligned(_bytes(n, k))
+    code = _CODES[plain.dtype.name]
+    _loader.check(native.pk_pack(code, n, k, plain.ctypes.data, k, memory.ctypes.data))
+    return jax.device_put(memory, next(iter(codes.devices())))
+
+
+def unpacked(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
+    """Gives the codes that were packed, of a shape (n, k) and a dtype."""
+    memory = np.asarray(packed)
+    if memory.ctypes.data % _ALIGNMENT:
+        copy = _aligned(memory.size)
+        copy[:] = memory
+        memory = copy
+    codes = np.empty(shape, numpy_dtype(dtype))
+    native = policy_kernels._loader.library()
+    n, k = shape
+    _loader.check(native.pk_unpack(_CODES[dtype], n, k, memory.ctypes.data, codes.ctypes.data, k))
+    return jax.device_put(codes, next(iter(packed.devices())))
+
+
+def unpacked_inside(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
+    """Gives the codes that were packed, as a computation: inside jit, for the backward pass."""
+    out = jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))
+    call = jax.ffi.ffi_call(UNPACK_TARGET, out, vmap_method="sequential")
+    n, k = shape
+    return call(packed, n=np.int64(n), k=np.int64(k), code=np.int64(_CODES[dtype]))
+
+
+def is_packed(weight: Array) -> bool:
+    """Says whether a stored weight is in the kernels' layout."""
+    return weight.dtype == jnp.uint8
+
+
+def _bytes(n: int, k: int) -> int:
+    size = ctypes.c_int64()
+    native = policy_kernels._loader.library()
+    _loader.check(native.pk_packed_bytes(n, k, ctypes.addressof(size)))
+    return size.value
+
+
+def _aligned(size: int) -> "np.ndarray":
+    # The packed form depends on the address modulo 64, which is 0 for XLA's buffers.
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]
+
+
+def linear(
+    operation: str,
+    shape: tuple[int, int],
+    codes_dtype: str,
+    dtype: str,
+    x: Array,
+    weight: Array,
+    scale: Array,
+    bias: Array | None,
+    x_scale: Array | None = None,
+) -> Array:
+    """Gives a product by the kernels.
+
+    Args:
+        operation: One of `OPERATIONS`.
+        shape: (n, k).
+        codes_dtype: What the weight holds.
+        dtype: The result's.
+        x: Floats, or for linear_f8 codes, of shape (..., k).
+        weight: Packed, or codes of shape (n, k), which each call packs.
+        scale: float32 of shape (n,) or ().
+        bias: Floats of shape (n,), or None.
+        x_scale: For linear_f8 float32 of shape (..., 1) or ().
+
+    Returns:
+        Floats of shape (..., n).
+    """
+    if x.dtype.itemsize > 1 and x.dtype.name not in _FLOATS:
+        x = x.astype(jnp.float32)
+    result = dtype if dtype in _FLOATS else "float32"
+    rest = [weight, scale] if bias is None else [weight, scale, _narrow(bias)]
+    call = _call(operation, shape, codes_dtype, result)
+    moving = [x] if x_scale is None else [x, x_scale]
+    return call(moving, rest).astype(numpy_dtype(dtype))
+
+
+def _narrow(bias: Array) -> Array:
+    return bias if bias.dtype.name in _FLOATS else bias.astype(jnp.float32)
+
+
+@functools.lru_cache(maxsize=4096)
+def _call(operation: str, shape: tuple[int, int], codes_dtype: str, dtype: str) -> Any:
+    n, k = shape
+    attributes = {
+        "operation": np.int64(OPERATIONS[operation]),
+        "n": np.int64(n),
+        "k": np.int64(k),
+        "code": np.int64(_CODES[codes_dtype]),
+    }
+
+    @jax.custom_batching.custom_vmap
+    def call(moving: list[Array], rest: list[Array]) -> Array:
+        out = jax.ShapeDtypeStruct((*moving[0].shape[:-1], n), numpy_dtype(dtype))
+        return jax.ffi.ffi_call(TARGET, out)(*moving, *rest, **attributes)
+
+    @call.def_vmap
+    def batched(axis_size: int, in_batched: Any, moving: Any, rest: Any) -> tuple[Array, bool]:
+        moving_batched, rest_batched = in_batched
+        whole = moving_batched[0] and not any(rest_batched)
+        if whole and len(moving) == 2 and moving[1].ndim > 0:
+            whole = moving_batched[1] and moving[1].ndim > 1
+        if whole:
+            # One more leading axis: rows are rows.
+            return call(moving, rest), True
+
+        def one(given: Any) -> Array:
+            own_moving, own_rest = given
+            return call(own_moving, own_rest)
+
+        def spread(arrays: list[Array], batched: list[bool]) -> list[Array]:
+            return [
+                a if b else jnp.broadcast_to(a, (axis_size, *a.shape))
+                for a, b in zip(arrays, batched, strict=True)
+            ]
+
+        return jax.lax.map(one, (spread(moving, moving_batched), spread(rest, rest_batched))), True
+
+    return call
