@@ -12,7 +12,7 @@ import numpy as np
 import policy_kernels
 from policy_kernels import _loader
 
-from ._ops import Array, numpy_dtype
+from ._ops import Array, as_numpy, numpy_dtype, placed_like
 
 TARGET, UNPACK_TARGET = "policy_jax_linear", "policy_jax_unpack"
 """The targets' names in XLA, which exported programs and their safety checks name."""
@@ -72,18 +72,18 @@ def available() -> bool:
 
 def packed(codes: Array) -> Array:
     """Gives codes of shape (n, k) as the kernels read them: uint8 of shape (bytes,)."""
-    plain = np.ascontiguousarray(np.asarray(codes))
+    plain = np.ascontiguousarray(as_numpy(codes))
     native = policy_kernels._loader.library()
     n, k = plain.shape
     memory = _aligned(_bytes(n, k))
     code = _CODES[plain.dtype.name]
     _loader.check(native.pk_pack(code, n, k, plain.ctypes.data, k, memory.ctypes.data))
-    return jax.device_put(memory, next(iter(codes.devices())))
+    return placed_like(memory, codes)
 
 
 def unpacked(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
     """Gives the codes that were packed, of a shape (n, k) and a dtype."""
-    memory = np.asarray(packed)
+    memory = as_numpy(packed)
     if memory.ctypes.data % _ALIGNMENT:
         copy = _aligned(memory.size)
         copy[:] = memory
@@ -92,7 +92,7 @@ def unpacked(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
     native = policy_kernels._loader.library()
     n, k = shape
     _loader.check(native.pk_unpack(_CODES[dtype], n, k, memory.ctypes.data, codes.ctypes.data, k))
-    return jax.device_put(codes, next(iter(packed.devices())))
+    return placed_like(codes, packed)
 
 
 def unpacked_inside(packed: Array, shape: tuple[int, int], dtype: str) -> Array:

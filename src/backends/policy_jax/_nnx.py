@@ -225,8 +225,10 @@ def _set_state(layer: Any, spec: TensorSpec, value: Array) -> None:
 def _drop_stale(layer: Any, plan: Any) -> None:
     """Removes what only an earlier plan needed."""
     kept = {spec.name for spec in plan.storage}
+    codes = plan.quantized and not plan.trainable
     for name, value in list(vars(layer).items()):
-        if isinstance(value, (Codes, Float8State)) and name not in kept:
+        unused = isinstance(value, Codes) and not codes
+        if unused or (isinstance(value, (Codes, Float8State)) and name not in kept):
             delattr(layer, name)
     if not plan.trainable and known_base(plain_class(layer)) is not nnx.BatchNorm:
         vars(layer).pop("use_running_average", None)

@@ -94,3 +94,19 @@ def platform(x: Array) -> str:
     else:
         name = jax.default_backend()
     return {"gpu": "cuda"}.get(name, name)
+
+
+def as_numpy(x: Array) -> "np.ndarray":
+    """Gives an array's values, without a copy where it is on CPU.
+
+    `np.asarray` would leave the view in the array, and so both alive until a garbage collection.
+    """
+    return np.from_dlpack(x) if x.dtype in _DLPACK else np.asarray(x)
+
+
+_DLPACK = frozenset(np.dtype(name) for name in ("float16", "float32", "float64", "int8", "uint8"))
+
+
+def placed_like(x: "np.ndarray", other: Array) -> Array:
+    """Gives a numpy array where another array is, bound to that device only if that one is."""
+    return jax.device_put(x, other.sharding if other.committed else None)

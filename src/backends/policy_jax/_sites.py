@@ -14,7 +14,7 @@ from . import _delayed, _native
 from ._forms import OUT_IN, Axes
 from ._kernels import is_native, kernel_table
 from ._layers import Recipe, frozen_weight, recipe
-from ._ops import Array, numpy_dtype, platform
+from ._ops import Array, as_numpy, numpy_dtype, placed_like, platform
 from ._quantize import dequantize, quantize
 
 
@@ -70,9 +70,9 @@ class Stored:
             return array
         if on_cpu(array):
             # As numpy sees it: outside jit each reshape and transpose would be compiled by itself.
-            plain = np.asarray(array)
+            plain = as_numpy(array)
             plain = self.axes.to_file(plain) if self.axes else plain.reshape(self.shape)
-            return jax.device_put(plain, next(iter(array.devices())))
+            return placed_like(plain, array)
         return self.axes.to_file(array) if self.axes else array.reshape(self.shape)
 
 
@@ -155,7 +155,7 @@ def validate(step: Step) -> None:
         array = _float(step, spec.name)
         # Where numpy can look, nothing need be compiled to look.
         ops = np if on_cpu(array) else jnp
-        array = ops.asarray(array)
+        array = as_numpy(array) if ops is np else array
         finite = ops.isfinite(array if array.dtype.itemsize > 2 else array.astype(np.float32))
         if codes and not bool(finite.all()):
             raise ValueError(
