@@ -272,8 +272,10 @@ def model_backend(model: Any) -> Backend:
     Raises:
         TypeError: No installed backend serves objects of its type.
     """
-    kind: type = type(model[0] if isinstance(model, tuple) and model else model)
-    name = "jax" if issubclass(kind, _FUNCTIONS) else _framework(kind)
+    named = model[0] if isinstance(model, tuple) and model else model
+    kind: type = type(named)
+    is_function = isinstance(named, _FUNCTIONS)
+    name = "jax" if is_function else _framework(kind)
     if name == "jax" and name not in available_backends():
         name = None
     if name is not None and _own_tensor_backend(kind) is None:
