@@ -9,7 +9,8 @@ import pytest
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
-pytest.register_assert_rewrite("policy_core._contract_arrays", "policy_core._contract_models")
+for _part in ("arrays", "models", "wrap", "state"):
+    pytest.register_assert_rewrite(f"policy_core._contract_{_part}")
 
 
 @pytest.fixture(autouse=True)

@@ -54,11 +54,11 @@ class Limits:
 
     def reading(self, memory: np.ndarray) -> float:
         """Bytes in a nanosecond, each thread reading a part of `memory`, several times over."""
-        part = memory.nbytes // self.threads // 4096 * 4096
-        rounds = max(1, (64 << 20) // memory.nbytes)
+        part = (memory.nbytes - 64) // self.threads // 4096 * 4096
+        rounds = max(1, (256 << 20) // memory.nbytes)
 
         def read(i: int) -> int:
-            address = ctypes.c_void_p(memory.ctypes.data + i * part)
+            address = ctypes.c_void_p((memory.ctypes.data + 63) // 64 * 64 + i * part)
             return self._library.bytes_read(address, ctypes.c_int64(part), ctypes.c_int64(rounds))
 
         return self._rate(read)

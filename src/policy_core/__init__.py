@@ -5,6 +5,7 @@ from . import dtype_policies as dtype_policies
 from . import mixed_precision as mixed_precision
 from ._backend import available_backends as available_backends
 from ._backend import backend as backend
+from ._backend import register_layer as register_layer
 from ._casting import convert_input as convert_input
 from ._checkpoint import load as load
 from ._checkpoint import save as save
@@ -63,6 +64,7 @@ __all__ = [
     "load",
     "mixed_precision",
     "policy_scope",
+    "register_layer",
     "register_serializable",
     "report",
     "save",

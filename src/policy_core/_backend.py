@@ -272,8 +272,10 @@ def model_backend(model: Any) -> Backend:
     Raises:
         TypeError: No installed backend serves objects of its type.
     """
-    kind: type = type(model[0] if isinstance(model, tuple) and model else model)
-    name = "jax" if issubclass(kind, _FUNCTIONS) else _framework(kind)
+    named = model[0] if isinstance(model, tuple) and model else model
+    kind: type = type(named)
+    is_function = isinstance(named, _FUNCTIONS)
+    name = "jax" if is_function else _framework(kind)
     if name == "jax" and name not in available_backends():
         name = None
     if name is not None and _own_tensor_backend(kind) is None:
@@ -282,3 +284,27 @@ def model_backend(model: Any) -> Backend:
         f"Expected a model of an installed framework ({', '.join(available_backends())}). "
         f"Received: {shorten(model)} of type {kind}"
     )
+
+
+def register_layer(cls: type, adapter: Any) -> None:
+    """Lets layers of one's own class take quantized policies.
+
+    Args:
+        cls: A layer class of an installed framework, which may override how its base computes.
+        adapter: How its layers compute, in the form of that framework's backend, such as
+            `policy_torch.LayerAdapter`.
+
+    Raises:
+        TypeError: No installed backend serves such a class, or its backend takes no layers of
+            one's own, or `adapter` has not that backend's form.
+        ValueError: The class is registered already with another adapter.
+    """
+    given: object = cls
+    name = _framework(cls) if isinstance(given, type) else None
+    register = None if name is None else getattr(_load(name), "register_layer", None)
+    if register is None:
+        raise TypeError(
+            "Expected a layer class of a framework whose backend takes layers of one's own "
+            f"(installed: {', '.join(available_backends())}). Received: {shorten(cls)}"
+        )
+    register(cls, adapter)

@@ -235,8 +235,9 @@ def _decide(
     if made is None or _is_float_form(made, site, own):
         return Step(site=site, wrapping=wrapping, floats=_fit(site, site.spec.tensors, own))
     stored = _fit(site, made.storage, own)
-    for name, array in stored.items():
-        _check_state(_join(site.path, name), array)
+    # A layer's own parameter may be named like a state tensor, and hold what it likes.
+    for name in stored.keys() - {tensor.name for tensor in site.spec.tensors}:
+        _check_state(_join(site.path, name), stored[name])
     return Step(site=site, wrapping=wrapping, stored=stored)
 
 

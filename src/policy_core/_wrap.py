@@ -220,7 +220,10 @@ def _check_ties(
             continue
         stays = site.wrapping is not None and not any(site is other for other in changing)
         made = site.wrapping.plan if stays and site.wrapping is not None else plans[id(site)]
-        form = (made.weight_codes, made.trainable, made.scale_axes, made.variable_dtype)
+        # What is stored counts, not what is computed: a float embedding and a float8 head that
+        # trains keep the same float weight.
+        stored = next(tensor.dtype for tensor in made.storage if tensor.name == "weight")
+        form = (stored, made.scale_axes if made.quantized and not made.trainable else ())
         first, other_form = owners.setdefault(adapter.storage_key(weight), (site, form))
         if other_form != form:
             raise LayerError(

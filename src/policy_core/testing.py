@@ -15,8 +15,8 @@ reference:
         def run(self, model, x, training=False): ...
 
 Needs pytest and hypothesis: `pip install 'policy-core[test]'`. For readable failures put
-`pytest.register_assert_rewrite("policy_core._contract_arrays", "policy_core._contract_models")`
-into a conftest.py.
+`pytest.register_assert_rewrite("policy_core._contract_arrays", "policy_core._contract_models",
+"policy_core._contract_wrap", "policy_core._contract_state")` into a conftest.py.
 """
 
 from hypothesis import strategies as st
@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from ._contract_arrays import hard_arrays as hard_arrays
 from ._contract_arrays import same_bits as same_bits
 from ._contract_models import POLICIES as POLICIES
-from ._contract_models import RULES as RULES
-from ._contract_models import ContractOfReference as _ContractOfReference
-from ._contract_models import ModelContract as ModelContract
+from ._contract_models import ReferenceHooks as _ReferenceHooks
+from ._contract_state import StateContract as _StateContract
+from ._contract_wrap import RULES as RULES
+from ._contract_wrap import WrapContract as _WrapContract
 from ._policies import DTypePolicy, QuantizedFloat8DTypePolicy
 from ._policy_map import DTypePolicyMap
 from ._serialization import get
@@ -45,12 +46,12 @@ __all__ = [
 ]
 
 
-class BackendContract(ModelContract):
-    """Every test of the contract; a subclass defines the hooks of `ModelContract`."""
+class BackendContract(_WrapContract, _StateContract):
+    """Every test of the contract; a subclass defines the hooks."""
 
 
-class ReferenceContract(_ContractOfReference):
-    """The contract's hooks for the numpy backend itself; a subclass named Test… runs it."""
+class ReferenceContract(_ReferenceHooks, BackendContract):
+    """The contract with the hooks of the numpy backend itself; a subclass named Test… runs it."""
 
     __test__ = True
 

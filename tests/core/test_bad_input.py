@@ -80,6 +80,7 @@ def model_of_one():
         pytest.param(lambda: pc.unwrap(3), TypeError, "3", id="unwrap"),
         pytest.param(lambda: pc.freeze("model"), TypeError, "'model'", id="freeze"),
         pytest.param(lambda: pc.report(None), TypeError, "None", id="report"),
+        pytest.param(lambda: pc.register_layer(3, None), TypeError, "3", id="register-layer"),
         pytest.param(lambda: pc.save(3, "nowhere.safetensors"), TypeError, "3", id="save"),
         pytest.param(
             lambda: pc.load(model_of_one(), "/nowhere.safetensors"), OSError, "nowhere", id="load"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -268,3 +269,19 @@ def test_codes_do_not_load_under_another_policy(saved: Path) -> None:
     """int8 codes are refused by a layer that was wrapped otherwise."""
     with pytest.raises(CheckpointError):
         pc.load(pc.wrap(model(5), "float8_from_float32"), saved)
+
+
+def test_own_tensor_named_like_a_scale_may_be_negative(tmp_path: Path) -> None:
+    """A layer's own tensor is no state, whatever its name: it is saved and loaded as it is."""
+
+    class Scaled(pn.Layer):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.tensors["logit_scale"] = np.float32([value])
+
+        def compute(self, x: Any, tensors: dict[str, Any]) -> Any:
+            return x * tensors["logit_scale"]
+
+    pc.save(pc.wrap(Scaled(-2), "float32"), tmp_path / "m.safetensors")
+    loaded = pc.load(Scaled(1), tmp_path / "m.safetensors")
+    assert loaded.tensors["logit_scale"] == -2

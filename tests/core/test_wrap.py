@@ -263,3 +263,12 @@ def test_composite_is_described_by_the_policies_of_its_parts() -> None:
     assert again.layers[0].dtype_policy == pc.get("int8_from_float32")
     assert again.layers[1].dtype_policy == pc.get("float32")
     assert pc.serialize(again) == pc.serialize(block)
+
+
+def test_tied_weight_that_both_layers_train_may_stay() -> None:
+    """A float table and a float8 head that trains keep one float weight, and share it."""
+    table, head = pn.Embedding(10, 8, seed=0), pn.Dense(8, 10, bias=False)
+    head.tensors["weight"] = table.tensors["weight"]
+    tied = pc.wrap(pn.Sequential([table, head]), "float8_from_mixed_bfloat16")
+    assert [row.quantized for row in pc.report(tied).rows] == [False, True]
+    assert table.tensors["weight"] is head.tensors["weight"]

@@ -1,5 +1,6 @@
 #include "cpu.h"
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 
@@ -41,16 +42,43 @@ bool system_saves(uint64_t state) {
   return (enabled & state) == state;
 }
 
-bool cpu_has_tiles() {
-  const unsigned features = leaf(7, 0).d;
-  return cpu_has_avx512bf16() && system_saves(0x60000) && bit(features, 22) && bit(features, 24) &&
-         bit(features, 25);
+enum Feature : unsigned {
+  kKnown = 1,
+  kAvx2 = 2,
+  kAvxVnni = 4,
+  kAvx512Vnni = 8,
+  kAvx512Bf16 = 16,
+  kTiles = 32,
+};
+
+unsigned ask() {
+  unsigned found = kKnown;
+  const Leaf basic = leaf(1, 0), more = leaf(7, 0), newer = leaf(7, 1);
+  if (!system_saves(0x6) || !bit(basic.c, 12) || !bit(basic.c, 29) || !bit(more.b, 5)) return found;
+  found |= kAvx2;  // with FMA and F16C
+  if (bit(newer.a, 4)) found |= kAvxVnni;
+  const bool avx512 = bit(more.b, 16) && bit(more.b, 17) && bit(more.b, 30) && bit(more.b, 31);
+  if (!system_saves(0xe6) || !avx512 || !bit(more.c, 11)) return found;
+  found |= kAvx512Vnni;
+  if (!bit(more.c, 1) || !bit(newer.a, 5)) return found;
+  found |= kAvx512Bf16;
+  const bool amx = bit(more.d, 22) && bit(more.d, 24) && bit(more.d, 25);
+  if (system_saves(0x60000) && amx) found |= kTiles;
+  return found;
+}
+
+// Asked once: in a virtual machine each question takes some 20 microseconds.
+bool has(Feature feature) {
+  static std::atomic<unsigned> known{0};
+  unsigned found = known.load(std::memory_order_relaxed);
+  if (found == 0) known.store(found = ask(), std::memory_order_relaxed);
+  return (found & feature) != 0;
 }
 
 #ifdef __linux__
 // Asks the system for the tile registers; the answer holds for the whole process and its forks.
 // Returns 0 or an error number. (Linux Documentation/arch/x86/xstate.rst)
-int request_tiles() {
+[[maybe_unused]] int request_tiles() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : errno;
 }
@@ -60,28 +88,16 @@ int request_tiles() { return ENOSYS; }
 
 }  // namespace
 
-bool cpu_has_avx2() {
-  const Leaf basic = leaf(1, 0);
-  return system_saves(0x6) && bit(basic.c, 12) && bit(basic.c, 29) && bit(leaf(7, 0).b, 5);
-}
-
-bool cpu_has_avxvnni() { return cpu_has_avx2() && bit(leaf(7, 1).a, 4); }
-
-bool cpu_has_avx512vnni() {
-  const Leaf features = leaf(7, 0);
-  return cpu_has_avx2() && system_saves(0xe6) && bit(features.b, 16) && bit(features.b, 17) &&
-         bit(features.b, 30) && bit(features.b, 31) && bit(features.c, 11);
-}
-
-bool cpu_has_avx512bf16() {
-  return cpu_has_avx512vnni() && bit(leaf(7, 0).c, 1) && bit(leaf(7, 1).a, 5);
-}
+bool cpu_has_avx2() { return has(kAvx2); }
+bool cpu_has_avxvnni() { return has(kAvxVnni); }
+bool cpu_has_avx512vnni() { return has(kAvx512Vnni); }
+bool cpu_has_avx512bf16() { return has(kAvx512Bf16); }
 
 const char* amx_permission() {
 #ifdef PK_EMULATE_AMX
   return "emulated";
 #else
-  if (!cpu_has_tiles()) return "absent";
+  if (!has(kTiles)) return "absent";
   static const int error = request_tiles();
   if (error == 0) return "granted";
   return error == ENOSPC ? "refused: a thread's alternative signal stack is too small"
@@ -109,14 +125,10 @@ const char* amx_permission() { return "absent"; }
 #endif
 
 #if defined(__aarch64__) && defined(__linux__)
-bool cpu_has_neon() {
-  constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
-  return (getauxval(AT_HWCAP) & kDotProduct) != 0;
-}
-#elif defined(__aarch64__) && defined(__APPLE__)
-bool cpu_has_neon() { return true; }  // all of them have it
+// HWCAP_ASIMDDP, in Linux Documentation/arch/arm64/elf_hwcaps.rst.
+bool cpu_has_dotprod() { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; }
 #else
-bool cpu_has_neon() { return false; }
+bool cpu_has_dotprod() { return false; }
 #endif
 
 }  // namespace pk

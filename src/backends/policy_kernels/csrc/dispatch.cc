@@ -11,8 +11,7 @@
 #include "amx/amx.h"
 #include "avx2/avx2.h"
 #include "avx512/avx512.h"
-#endif
-#if defined(PK_ARM)
+#elif defined(PK_NEON)
 #include "neon/neon.h"
 #endif
 
@@ -31,7 +30,7 @@
 // The names of the tables below, in their order.
 #if defined(PK_X86)
 #define PK_COMPILED_ISAS "scalar,avx2,avxvnni,avx512vnni,avx512bf16,amx"
-#elif defined(PK_ARM)
+#elif defined(PK_NEON)
 #define PK_COMPILED_ISAS "scalar,neon"
 #else
 #define PK_COMPILED_ISAS "scalar"
@@ -56,9 +55,8 @@ const Candidate candidates[] = {
     {&avx512vnni_kernels, cpu_has_avx512vnni},
     {&avx512bf16_kernels, cpu_has_avx512bf16},
     {&amx_kernels, cpu_has_amx},
-#endif
-#if defined(PK_ARM)
-    {&neon_kernels, cpu_has_neon},
+#elif defined(PK_NEON)
+    {&neon_kernels, cpu_has_dotprod},
 #endif
 };
 

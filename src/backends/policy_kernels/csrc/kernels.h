@@ -105,6 +105,8 @@ struct KernelTable {
   const ProductS8* s8;
   const ProductFloat* float32;
   const ProductBfloat16* bfloat16;  // null: none
+  int64_t few_rows;                 // so many rows are better served by
+  const KernelTable* few;           // this table; null where few_rows is 0
 };
 
 extern const KernelTable scalar_kernels;

@@ -12,7 +12,7 @@ namespace pk {
 namespace {
 
 // Tiles that are multiplied by a panel in turn must stay in a core's second level cache with it.
-constexpr int64_t kGroupBytes = 384 << 10;
+constexpr int64_t kGroupBytes = 576 << 10;
 // Rows whose tiles exist at once; more rows are done one pass after the other.
 constexpr int64_t kPassBytes = 16 << 20;
 // Tasks for each thread: enough that threads end together, too few for the claims to cost.
@@ -280,7 +280,8 @@ pk_status run(Linear linear) {
   Pass pass{};
   pass.linear = &linear;
   pass.k = linear.w.k();
-  choose(kernels(), pass);
+  const KernelTable& chosen = kernels();
+  choose(linear.m <= chosen.few_rows ? *chosen.few : chosen, pass);
 
   // Rows as even as can be: 16 rows are two tiles of 8 rather than 12 and 4.
   pass.tile_rows = divided_up(linear.m, divided_up(linear.m, pass.tile_rows));
@@ -292,7 +293,7 @@ pk_status run(Linear linear) {
   const int64_t some_bytes = pass.tile_bytes > 0 ? pass.tile_bytes : 1;
   const int64_t tiles = divided_up(linear.m, pass.tile_rows);
   const int64_t group_tiles = kGroupBytes / some_bytes;
-  pass.group_tiles = smaller(tiles, group_tiles > 1 ? group_tiles : 1);
+  pass.group_tiles = divided_up(tiles, divided_up(tiles, group_tiles > 1 ? group_tiles : 1));
   const int64_t groups = kPassBytes / (pass.group_tiles * some_bytes);
   const int64_t pass_tiles = smaller(tiles, (groups > 1 ? groups : 1) * pass.group_tiles);
   const int64_t pass_rows = pass_tiles * pass.tile_rows;

@@ -3,7 +3,8 @@
 
 namespace pk {
 
-const KernelTable avx2_kernels = {"avx2", &avx2_rows, &avx2_s8, &avx2_float32, nullptr};
-const KernelTable avxvnni_kernels = {"avxvnni", &avx2_rows, &avxvnni_s8, &avx2_float32, nullptr};
+const KernelTable avx2_kernels = {"avx2", &avx2_rows, &avx2_s8, &avx2_float32, nullptr, 0, nullptr};
+const KernelTable avxvnni_kernels = {"avxvnni", &avx2_rows, &avxvnni_s8, &avx2_float32,
+                                     nullptr,   0,          nullptr};
 
 }  // namespace pk

@@ -1,4 +1,4 @@
-// Kernels for AArch64 with NEON and the dot product instructions (Armv8.2 DotProd).
+// The kernels for 64 bit Arm with the dot product instructions, and their table.
 #pragma once
 
 #include "kernels.h"
@@ -8,6 +8,7 @@ namespace pk {
 extern const RowKernels neon_rows;
 extern const ProductS8 neon_s8;
 extern const ProductFloat neon_float32;
+
 extern const KernelTable neon_kernels;
 
 }  // namespace pk

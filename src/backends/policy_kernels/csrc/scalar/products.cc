@@ -83,6 +83,7 @@ const ProductFloat product_float32 = {"scalar", 8, multiply_float32};
 
 }  // namespace
 
-const KernelTable scalar_kernels = {"scalar", &scalar_rows, &product_s8, &product_float32, nullptr};
+const KernelTable scalar_kernels = {"scalar", &scalar_rows, &product_s8, &product_float32, nullptr,
+                                    0,        nullptr};
 
 }  // namespace pk

@@ -1,0 +1,296 @@
+"""torch layers of all kinds: what is quantized, what is left out and why."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import policy_core as pc
+from policy_torch import LayerAdapter
+
+MODES = ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only")
+FORMS = ("float32", "mixed_bfloat16", *(f"{mode}_from_float32" for mode in MODES))
+
+
+def seeded(make: Any) -> Any:
+    torch.manual_seed(0)
+    return make()
+
+
+def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def notes(model: nn.Module) -> dict[str, str]:
+    return {row.path: row.note for row in pc.report(model).rows}
+
+
+def quantized(model: nn.Module) -> dict[str, bool]:
+    return {row.path: row.quantized for row in pc.report(model).rows}
+
+
+def close(y: torch.Tensor, wanted: torch.Tensor, part: float = 0.1) -> bool:
+    """Says whether two tensors differ by at most a part of the largest value."""
+    return bool((y.float() - wanted).abs().max() <= part * wanted.abs().max())
+
+
+@pytest.mark.parametrize("policy", FORMS)
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1), (2, 4, 11)),
+        (lambda: nn.Conv1d(4, 6, 3, padding="same", padding_mode="circular"), (2, 4, 11)),
+        (lambda: nn.Conv2d(4, 6, (3, 2), dilation=(2, 1), padding=(2, 0)), (2, 4, 9, 8)),
+        (lambda: nn.Conv2d(4, 6, 3, padding_mode="reflect", padding=1, bias=False), (4, 9, 8)),
+    ],
+    ids=["conv1d", "conv1d-circular", "conv2d", "conv2d-unbatched"],
+)
+def test_convolutions_follow_every_policy(make: Any, shape: Any, policy: str) -> None:
+    """A wrapped convolution gives the float one's output within the codes' precision."""
+    layer, x = seeded(make), inputs(*shape).requires_grad_()
+    wanted = layer(x).detach()
+    pc.wrap(layer, policy)
+    y = layer(x)
+    assert y.shape == wanted.shape
+    assert close(y, wanted)
+    assert pc.report(layer).rows[0].quantized is ("8" in policy and "mixed" not in policy)
+    y.float().sum().backward()
+    assert x.grad is not None
+
+
+def test_grouped_convolution_is_left_out() -> None:
+    """A convolution with groups follows the source policy, and the report says why."""
+    layer = pc.wrap(nn.Conv2d(4, 4, 3, groups=4), "int8_from_mixed_bfloat16")
+    assert "4 groups" in notes(layer)[""]
+    assert layer(inputs(1, 4, 5, 5)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "int8_from_mixed_bfloat16"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_compute_in_the_compute_dtype(kind: Any, policy: str) -> None:
+    """Recurrent layers have no quantized form; they follow the source policy and train."""
+    layer = pc.wrap(kind(8, 4, num_layers=2), policy)
+    y, state = layer(inputs(3, 2, 8))
+    assert y.dtype == torch.bfloat16
+    states = state if isinstance(state, tuple) else (state,)
+    assert {s.dtype for s in states} == {torch.bfloat16}
+    y.float().sum().backward()
+    assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+    if "int8" in policy:
+        assert "no quantized form" in notes(layer)[""]
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.LayerNorm(8), (4, 8)),
+        (lambda: nn.RMSNorm(8), (4, 8)),
+        (lambda: nn.GroupNorm(2, 8), (4, 8, 3)),
+        (lambda: nn.BatchNorm1d(8), (4, 8)),
+        (lambda: nn.BatchNorm2d(8), (4, 8, 3, 3)),
+        (lambda: nn.InstanceNorm1d(8, affine=True), (4, 8, 9)),
+    ],
+    ids=["layer", "rms", "group", "batch1d", "batch2d", "instance"],
+)
+def test_norms_compute_in_float32(make: Any, shape: Any, policy: str) -> None:
+    """A norm of inputs near float16's largest is finite, in the compute dtype, and near float32's."""
+    x = (inputs(*shape) * 2000 + 6e4).half()
+    wanted = seeded(make)(x.float())
+    layer = pc.wrap(seeded(make), policy)
+    y = layer(x)
+    assert y.dtype == getattr(torch, policy.removeprefix("mixed_"))
+    assert close(y, wanted, 0.02)
+    assert "float32 inside" in notes(layer)[""]
+
+
+def test_embedding_refuses_bad_ids() -> None:
+    """Ids out of the table and ids that are no integers are errors, as in the plain layer."""
+    table = pc.wrap(nn.Embedding(10, 4), "float8/weight_only_from_float32")
+    assert table(torch.tensor([[1, 2]], dtype=torch.int32)).shape == (1, 2, 4)
+    for ids in (torch.tensor([-1]), torch.tensor([10])):
+        with pytest.raises((IndexError, RuntimeError)):
+            table(ids)
+    with pytest.raises(TypeError, match="Expected ids of dtype int64"):
+        table(torch.ones(2))
+
+
+def test_large_ids_are_exact_under_bfloat16() -> None:
+    """An integer id passes a bfloat16 policy untouched: 2909 stays 2909."""
+    table = pc.wrap(nn.Embedding(3000, 2), "mixed_bfloat16")
+    assert close(table(torch.tensor(2909)), table.weight[2909].detach(), 0.01)
+
+
+class Doubled(nn.Linear):
+    """Overrides forward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Named(nn.Linear):
+    """Does not override forward."""
+
+
+def test_subclasses_are_judged_by_what_they_override() -> None:
+    """A subclass that keeps forward is quantized; one that overrides it is left out, and works."""
+    model = nn.Sequential(Named(8, 8), Doubled(8, 8))
+    pc.wrap(model, "int8_from_mixed_bfloat16")
+    assert quantized(model) == {"0": True, "1": False}
+    assert "Doubled overrides forward" in notes(model)["1"]
+    assert model(inputs(2, 8)).dtype == torch.bfloat16
+    assert isinstance(model[0], Named)
+
+
+def test_registered_layer_is_quantized() -> None:
+    """`register_layer` says how a class of anyone's own computes around its product."""
+
+    class Tripled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 3 * F.linear(x, self.weight, self.bias)
+
+    adapter = LayerAdapter(kind="linear", forward=lambda layer, linear, x: 3 * linear(x))
+    pc.register_layer(Tripled, adapter)
+    pc.register_layer(Tripled, adapter)
+    layer, x = seeded(lambda: Tripled(8, 5)), inputs(4, 8)
+    wanted = layer(x)
+    pc.wrap(layer, "int8_from_float32")
+    assert quantized(layer) == {"": True}
+    assert close(layer(x), wanted, 0.02)
+    with pytest.raises(ValueError, match="registered already"):
+        pc.register_layer(Tripled, LayerAdapter(kind="other"))
+    with pytest.raises(TypeError, match="Expected a subclass"):
+        pc.register_layer(torch.Tensor, adapter)
+    with pytest.raises(TypeError, match=r"Expected a policy_torch\.LayerAdapter"):
+        pc.register_layer(Tripled, 3)
+    with pytest.raises(ValueError, match="Expected kind"):
+        LayerAdapter(kind="dense")  # type: ignore[arg-type]
+
+
+def conv1d_of_hugging_face() -> type[nn.Module]:
+    """Gives a class as transformers has it: a linear layer with a weight of shape (in, out)."""
+
+    class Conv1D(nn.Module):
+        def __init__(self, nf: int, nx: int) -> None:
+            super().__init__()
+            self.nf = nf
+            self.weight = nn.Parameter(torch.randn(nx, nf))
+            self.bias = nn.Parameter(torch.randn(nf))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shape = (*x.size()[:-1], self.nf)
+            return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
+
+    Conv1D.__module__ = "transformers.pytorch_utils"
+    return Conv1D
+
+
+@pytest.mark.parametrize("policy", FORMS)
+def test_hugging_face_conv1d(policy: str) -> None:
+    """transformers' Conv1D is a linear layer, also on its way back, and stored as (out, in)."""
+    layer, x = seeded(lambda: conv1d_of_hugging_face()(6, 8)), inputs(2, 3, 8)
+    wanted = layer(x).detach()
+    before = layer.weight.detach().clone()
+    pc.wrap(layer, policy)
+    assert close(layer(x), wanted)
+    assert tuple(pc.backend("torch").walk(layer)[0].tensors["weight"].shape) == (6, 8)
+    assert layer.weight.shape == (8, 6)
+    pc.freeze(layer)
+    assert close(layer(x), wanted)
+    pc.unwrap(layer)
+    assert close(layer.weight.detach(), before)
+    assert layer.weight.is_contiguous()
+
+
+def test_parent_that_reads_a_childs_weight() -> None:
+    """A LoRA-style parent gets the dequantized weight of a quantized child, and trains its own."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(8, 6)
+            self.low = nn.Parameter(torch.zeros(6, 2))
+            self.high = nn.Parameter(torch.ones(2, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.base.weight + self.low @ self.high
+            return F.linear(x, weight.to(x.dtype), self.base.bias)
+
+    model, x = seeded(Adapted), inputs(4, 8)
+    wanted = model(x).detach()
+    pc.wrap(model, "int8_from_float32")
+    y = model(x)
+    assert close(y, wanted, 0.02)
+    y.sum().backward()
+    assert model.low.grad is not None
+    assert model.base.weight.dtype == torch.float32
+
+
+def test_parameters_of_a_container_are_read_in_the_compute_dtype() -> None:
+    """A module with children and parameters of its own is a layer too."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.ones(1, 8))
+            self.proj = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert self.token.dtype == torch.bfloat16
+            return self.proj(torch.cat([x, self.token]))
+
+    model = pc.wrap(Tokens(), "mixed_bfloat16")
+    assert model(inputs(3, 8)).shape == (4, 4)
+    assert model.token.dtype == torch.float32
+    assert [row.path for row in pc.report(model).rows] == ["", "proj"]
+
+
+def test_parameter_lists_belong_to_the_module_that_reads_them() -> None:
+    """Parameters in a ParameterList or ParameterDict are read in the compute dtype too."""
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ParameterList([torch.ones(8, 4), torch.ones(8, 4)])
+            self.named = nn.ParameterDict({"shift": torch.ones(4)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.parts[0] + x @ self.parts[1] + self.named["shift"]
+
+    model = pc.wrap(Mixture(), "mixed_bfloat16")
+    y = model(inputs(3, 8))
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    (row,) = pc.report(model).rows
+    assert row.bytes_after == (2 * 32 + 4) * 4
+
+
+def test_threads_may_share_a_model() -> None:
+    """Several threads that call one wrapped model at once get the results of one thread."""
+    model = pc.wrap(nn.LSTM(8, 8), "mixed_bfloat16")
+    x = inputs(20, 2, 8)
+    with torch.no_grad():
+        wanted = model(x)[0]
+
+    def call(_: int) -> bool:
+        with torch.no_grad():
+            return torch.equal(model(x)[0], wanted)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(40)))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(copy.deepcopy(model)(x)[0], wanted)
+
+
+def test_packed_sequences() -> None:
+    """A recurrent layer takes a packed sequence, and gives one in the compute dtype."""
+    model = pc.wrap(nn.GRU(8, 4), "mixed_bfloat16")
+    packed = nn.utils.rnn.pack_padded_sequence(inputs(5, 2, 8), torch.tensor([5, 3]))
+    y, _ = model(packed)
+    assert isinstance(y, nn.utils.rnn.PackedSequence)
+    assert y.data.dtype == torch.bfloat16

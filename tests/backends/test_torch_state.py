@@ -1,0 +1,262 @@
+"""state_dict, files and moves of wrapped torch models."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import policy_core as pc
+
+MODES = ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only")
+FORMS = ("float32", "mixed_bfloat16", *(f"{mode}_from_float32" for mode in MODES))
+
+
+def seeded(make: Any) -> Any:
+    torch.manual_seed(0)
+    return make()
+
+
+def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(model: nn.Module) -> dict[str, bool]:
+    return {row.path: row.quantized for row in pc.report(model).rows}
+
+
+def conv1d_of_hugging_face() -> type[nn.Module]:
+    """Gives a class as transformers has it: a linear layer with a weight of shape (in, out)."""
+
+    class Conv1D(nn.Module):
+        def __init__(self, nf: int, nx: int) -> None:
+            super().__init__()
+            self.nf = nf
+            self.weight = nn.Parameter(torch.randn(nx, nf))
+            self.bias = nn.Parameter(torch.randn(nf))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shape = (*x.size()[:-1], self.nf)
+            return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
+
+    Conv1D.__module__ = "transformers.pytorch_utils"
+    return Conv1D
+
+
+def encoder(norm_first: bool = False) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(
+        16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+
+
+class Tied(nn.Module):
+    """A language model whose head shares the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(ids))
+
+
+@pytest.mark.parametrize("policy", FORMS)
+def test_state_dict_round_trip(policy: str) -> None:
+    """A wrapped model's state_dict loads strictly into another wrapped model, with the same bits."""
+    model = pc.wrap(seeded(encoder), policy)
+    model(inputs(2, 5, 16)).sum().backward()
+    other = pc.wrap(encoder(), policy)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        x = inputs(2, 5, 16)
+        assert torch.equal(other.eval()(x), model.eval()(x))
+
+
+@pytest.mark.parametrize("policy", FORMS)
+def test_float_state_dict_loads_into_a_wrapped_model(policy: str) -> None:
+    """A float checkpoint loads strictly into a wrapped model, as if it had been wrapped after it."""
+    source = seeded(encoder)
+    model = pc.wrap(encoder(), policy)
+    model.load_state_dict(source.state_dict())
+    wanted = pc.wrap(source, policy)
+    with torch.no_grad():
+        x = inputs(2, 5, 16)
+        assert torch.equal(model.eval()(x), wanted.eval()(x))
+
+
+def test_half_a_state_dict_is_refused() -> None:
+    """A checkpoint that holds a part of the state is an ordinary strict error."""
+    model = pc.wrap(nn.Linear(4, 4), "float8_from_float32")
+    state = model.state_dict()
+    del state["input_amax_history"]
+    with pytest.raises(RuntimeError, match="input_amax_history"):
+        model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_dtype_moves_leave_codes_and_scales(mode: str, dtype: torch.dtype) -> None:
+    """`.half()` and `.to(dtype)` change float parameters, never codes, scales or histories."""
+    model = pc.wrap(nn.Linear(8, 4), f"{mode}_from_float32")
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to(dtype)
+    for name, buffer in model.named_buffers():
+        assert buffer.dtype == before[name].dtype
+        assert torch.equal(buffer.float(), before[name].float())
+    assert model(inputs(2, 8)).dtype == torch.float32
+
+
+def test_own_tensors_named_like_state_are_ordinary(tmp_path: Path) -> None:
+    """A model's own parameters and buffers named like scales are cast, saved and kept like others."""
+
+    class Named(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.logit_scale = nn.Parameter(torch.tensor(value))
+            self.register_buffer("x_scale", torch.tensor(value))
+            self.proj = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.proj(x) * self.logit_scale * self.x_scale
+
+    model = pc.wrap(Named(-2.5), "int8_from_mixed_bfloat16")
+    assert (model.logit_scale.item(), model.x_scale.item()) == (-2.5, -2.5)
+    pc.save(model, tmp_path / "m.safetensors")
+    loaded = pc.load(Named(1.0), tmp_path / "m.safetensors")
+    assert (loaded.logit_scale.item(), loaded.x_scale.item()) == (-2.5, -2.5)
+    assert loaded.half().x_scale.dtype == torch.float16
+    plain = pc.unwrap(loaded)
+    assert (plain.logit_scale.item(), plain.x_scale.item()) == (-2.5, -2.5)
+    assert isinstance(plain.logit_scale, nn.Parameter)
+
+
+def test_to_meta_and_back() -> None:
+    """Moving a wrapped layer to another device moves codes and scales with it."""
+    model = pc.wrap(nn.Linear(8, 4), "int8_from_float32").to("meta")
+    assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
+    # The report names what would run there, and not what ran where the layer was wrapped.
+    assert pc.report(model).rows[0].kernel == "linear_s8_torch"
+    assert model.to_empty(device="cpu").weight_codes.dtype == torch.int8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_state_dicts_hold_plain_codes(mode: str) -> None:
+    """A state_dict has the codes under one name and in one form, however the layer keeps them."""
+    model = pc.freeze(pc.wrap(nn.Linear(33, 17), f"{mode}_from_float32"))
+    state = model.state_dict()
+    assert state["weight_codes"].shape == (17, 33)
+    assert state["weight_codes"].element_size() == 1
+    assert "weight_packed" not in state
+    other = pc.freeze(pc.wrap(nn.Linear(33, 17), f"{mode}_from_float32"))
+    other.load_state_dict(state)
+    x = inputs(3, 33)
+    assert torch.equal(other(x), model(x))
+    del state["weight_codes"]
+    with pytest.raises(RuntimeError, match="weight_codes"):
+        other.load_state_dict(state)
+    state["weight_codes"] = torch.zeros(17, 34, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match="size mismatch for weight_codes"):
+        other.load_state_dict(state)
+
+
+def test_codes_are_kept_once() -> None:
+    """Beside its scales and bias a wrapped layer holds one byte for each weight, and padding."""
+    model = pc.wrap(nn.Linear(256, 256), "int8_from_float32")
+    model(inputs(3, 256))
+    held = sum(t.untyped_storage().nbytes() for t in (*model.parameters(), *model.buffers()))
+    # Scales, bias, and the sums of rows that the kernels keep: four bytes each.
+    assert held <= 256 * 256 + 3 * 256 * 4 + 128
+    assert pc.report(model).bytes_after == held
+
+
+class Everything(nn.Module):
+    """One layer of each kind that can be quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 16)
+        self.conv = nn.Conv1d(16, 16, 3, padding=1)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm = nn.BatchNorm1d(16)
+        self.other = conv1d_of_hugging_face()(16, 16)
+        self.lstm = nn.LSTM(16, 8, batch_first=True)
+        self.head = nn.Linear(8, 11)
+        self.again = nn.Linear(8, 11)
+        self.again.weight = self.head.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.conv(self.table(ids).transpose(1, 2))
+        x = self.norm(x).transpose(1, 2).contiguous()
+        x = x + self.attention(x, x, x)[0]
+        x, _ = self.lstm(self.other(x))
+        return self.head(x) + self.again(x)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["as-wrapped", "frozen"])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", *(f"{m}_from_mixed_bfloat16" for m in MODES)])
+def test_files_of_every_layer_kind(policy: str, frozen: bool, tmp_path: Path) -> None:
+    """What is saved of any layer kind loads into a fresh float model with the same bits and ties."""
+    model = pc.wrap(seeded(Everything), policy)
+    ids = torch.arange(10).reshape(2, 5)
+    model(ids).float().square().mean().backward()
+    model = pc.freeze(model) if frozen else model
+    pc.save(model, tmp_path / "m.safetensors")
+    loaded = pc.load(Everything(), tmp_path / "m.safetensors")
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(ids), model.eval()(ids))
+        assert torch.equal(copy.deepcopy(model)(ids), model(ids))
+        again = pickle.loads(pickle.dumps(model.conv))
+        assert torch.equal(again(torch.ones(1, 16, 4)), model.conv(torch.ones(1, 16, 4)))
+    assert pc.report(loaded).bytes_after == pc.report(model).bytes_after
+    plain = pc.unwrap(loaded)
+    assert plain.again.weight is plain.head.weight
+    assert {n: p.shape for n, p in plain.named_parameters()} == {
+        n: p.shape for n, p in Everything().named_parameters()
+    }
+    pc.load(pc.wrap(Everything(), policy), tmp_path / "m.safetensors")
+
+
+def test_a_float_file_loads_into_plain_and_wrapped_models(tmp_path: Path) -> None:
+    """A file of a model that was never wrapped loads into a plain one and into a quantized one."""
+    source = seeded(Everything)
+    pc.save(source, tmp_path / "m.safetensors")
+    ids = torch.arange(10).reshape(2, 5)
+    with torch.no_grad():
+        plain = pc.load(Everything(), tmp_path / "m.safetensors")
+        assert torch.equal(plain.eval()(ids), source.eval()(ids))
+        small = pc.load(pc.wrap(Everything(), "int8_from_float32"), tmp_path / "m.safetensors")
+        assert torch.equal(small.eval()(ids), pc.wrap(source, "int8_from_float32")(ids))
+
+
+def test_tied_float8_head_trains() -> None:
+    """A head that shares a float embedding's weight trains it in float8; frozen, it has codes."""
+    model = pc.wrap(seeded(Tied), "float8_from_float32")
+    assert quantized(model) == {"embedding": False, "head": True}
+    model(torch.arange(4)).square().sum().backward()
+    assert model.head.weight is model.embedding.weight
+    assert model.head.weight.grad is not None
+    wanted = model.eval()(torch.arange(4))
+    assert torch.equal(pc.freeze(model)(torch.arange(4)), wanted)
+    assert [n for n, _ in model.named_parameters()] == ["embedding.weight"]
+
+
+def test_unwrapping_rounds_once() -> None:
+    """A float32 weight under bfloat16 variables comes back as codes times scale, in float32."""
+    layer = pc.wrap(nn.Linear(64, 8), "int8_from_bfloat16")
+    wanted = layer.weight_codes.float() * layer.weight_scale
+    assert torch.equal(pc.unwrap(layer).weight, wanted)
+    assert not [name for name in vars(layer) if name.startswith("_policy")]
+
+
+def test_unwrapped_weights_are_trained_as_before() -> None:
+    """A weight that was not to be trained is not after unwrapping either."""
+    for trained in (True, False):
+        layer = nn.Linear(4, 4).requires_grad_(trained)
+        pc.unwrap(pc.wrap(layer, "int8_from_float32"))
+        assert [p.requires_grad for p in layer.parameters()] == [trained, trained]
