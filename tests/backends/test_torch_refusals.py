@@ -1,7 +1,8 @@
 """What torch models cannot be wrapped, and what arrays become."""
 
 import dataclasses
-import os
+import subprocess
+import sys
 import warnings
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -145,15 +146,20 @@ def test_nests_of_tensors_are_cast() -> None:
 
 def test_fork_after_use() -> None:
     """A child of a fork, such as a DataLoader's worker, computes too, and does not hang."""
-    torch.set_num_threads(1)  # torch's own pool does not survive a fork
-    layer = pc.wrap(nn.Linear(256, 256), "int8_from_float32")
-    x = inputs(64, 256)
-    with torch.no_grad():
-        wanted = layer(x)
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if torch.equal(layer(x), wanted) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    # In a process of its own: JAX, where another test imported it, warns of every fork.
+    code = """
+import os, torch, policy_core as pc
+torch.set_num_threads(1)  # torch's own pool does not survive a fork
+layer = pc.wrap(torch.nn.Linear(256, 256), "int8_from_float32")
+x = torch.ones(64, 256)
+with torch.no_grad():
+    wanted = layer(x)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if torch.equal(layer(x), wanted) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_casts_to_float8_saturate() -> None:

@@ -33,6 +33,7 @@ def operands(m, n=700, k=1500):
 
 def test_the_number_of_threads_can_be_asked_for(threads):
     """An asked-for number holds until None brings the default back."""
+    threads(None)
     before = pk.num_threads()
     threads(3)
     assert pk.num_threads() == 3
