@@ -1,5 +1,6 @@
 """How a wrapped layer computes: one mixin for each way, chosen by its plan."""
 
+import abc
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -138,8 +139,9 @@ class _QuantizedLinear:
                 return self._linear(*args, **kwargs)
             return forward(self, self._linear, *args, **kwargs)
 
+    @abc.abstractmethod
     def _linear(self, input: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """Gives the product, from what the form keeps of the weight."""
 
 
 class CodesLinear(_QuantizedLinear, KeepsCodes):
