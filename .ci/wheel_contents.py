@@ -28,7 +28,7 @@ def problems(names: list[str], library: bool) -> list[str]:
         if f"{package}/py.typed" not in names
     ]
     libraries = [name for name in names if name.endswith(".so")]
-    wanted = ["policy_jax/libpolicy_jax.so", "policy_kernels/libpolicy_kernels.so"]
+    wanted = [f"{name}/lib{name}.so" for name in ("policy_jax", "policy_kernels", "policy_torch")]
     wanted = wanted if library else []
     if sorted(libraries) != wanted:
         found.append(f"expected the libraries {wanted}, got {libraries}")

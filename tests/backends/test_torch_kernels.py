@@ -1,7 +1,7 @@
 """torch's operators against the reference: every size, stride and dtype, on every path."""
 
-from collections.abc import Iterator
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,19 @@ SIZES = list(product((0, 1, 2, 8, 15, 16, 17, 33), (1, 15, 63, 64, 65), (1, 7, 3
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
-@pytest.fixture(params=["chosen", "plain torch", "plain torch without int_mm"])
-def path(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Runs a test on the chosen kernels, and on plain torch."""
-    if request.param != "chosen":
+PATHS = ("chosen", "operators in Python", "plain torch", "plain torch without int_mm")
+
+
+@pytest.fixture(params=PATHS)
+def ops(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives the products by the operators that were chosen, by those in Python, by plain torch."""
+    if request.param == "chosen":
+        return _kernels
+    if "plain" in request.param:
         monkeypatch.setattr(_native, "outruns_torch", lambda operation: False)
     if "without" in request.param:
         monkeypatch.setattr(_emulation, "int_mm_is_exact", lambda device: False)
-    return request.param
+    return SimpleNamespace(**_kernels.IN_PYTHON)
 
 
 def floats(m: int, k: int, seed: int) -> Any:
@@ -43,82 +48,76 @@ def codes_of(array: Any, dtype: str) -> tuple[Any, Any, torch.Tensor, torch.Tens
     return codes, scale[:, 0], bits, torch.tensor(scale[:, 0])
 
 
-@pytest.mark.usefixtures("path")
-def test_int8_products_are_exact() -> None:
+def test_int8_products_are_exact(ops: Any) -> None:
     """`linear_s8` has the reference's bits for all sizes, with and without bias."""
     for m, k, n in SIZES:
         x, weight = floats(m, k, m), floats(n, k, n)
         bias = floats(1, n, 3)[0] if m % 2 else None
         codes, scale, ours, our_scale = codes_of(weight, "int8")
         wanted = reference.reference_linear_s8(x, codes, scale, bias)
-        y = _kernels.linear_s8(of(x), ours, our_scale, of(bias), torch.float32)
+        y = ops.linear_s8(of(x), ours, our_scale, of(bias), torch.float32)
         assert same_bits(y.numpy(), wanted), (m, k, n)
 
 
-@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_float_dtypes_in_and_out(dtype: torch.dtype) -> None:
+def test_float_dtypes_in_and_out(ops: Any, dtype: torch.dtype) -> None:
     """Inputs, biases and results of 16 bits are those of float32, cast once."""
     x, bias = of(floats(5, 70, 0)).to(dtype), of(floats(1, 9, 2)[0]).to(dtype)
     *_, codes, scale = codes_of(floats(9, 70, 1), "int8")
-    y = _kernels.linear_s8(x, codes, scale, bias, dtype)
-    exact = _kernels.linear_s8(x.float(), codes, scale, bias.float(), torch.float32)
+    y = ops.linear_s8(x, codes, scale, bias, dtype)
+    exact = ops.linear_s8(x.float(), codes, scale, bias.float(), torch.float32)
     assert torch.equal(y, exact.to(dtype))
 
 
-@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("k", [512, 4096, 131_072, 131_073])
-def test_long_sums_of_extreme_codes(k: int) -> None:
+def test_long_sums_of_extreme_codes(ops: Any, k: int) -> None:
     """Codes of 127 throughout, which saturate many instructions, have the reference's bits."""
     x = np.ones((2, k), np.float32)
     codes, scale = np.full((3, k), -127, np.int8), np.ones(3, np.float32)
     wanted = reference.reference_linear_s8(x, codes, scale, None)
-    y = _kernels.linear_s8(of(x), of(codes), of(scale), None, torch.float32)
+    y = ops.linear_s8(of(x), of(codes), of(scale), None, torch.float32)
     assert same_bits(y.numpy(), wanted)
 
 
-@pytest.mark.usefixtures("path")
-def test_any_strides() -> None:
+def test_any_strides(ops: Any) -> None:
     """Transposed, sliced and repeated inputs and codes give what their copies give."""
     x, weight = of(floats(6, 20, 0)), floats(20, 9, 1)
     codes, scale = codes_of(weight.T.copy(), "int8")[2:]
-    wanted = _kernels.linear_s8(x, codes, scale, None, torch.float32)
+    wanted = ops.linear_s8(x, codes, scale, None, torch.float32)
     turned = x.t().contiguous().t()
     wide = torch.zeros(6, 50)
     wide[:, 5:25] = x
     for same in (turned, wide[:, 5:25]):
-        assert torch.equal(_kernels.linear_s8(same, codes, scale, None, torch.float32), wanted)
+        assert torch.equal(ops.linear_s8(same, codes, scale, None, torch.float32), wanted)
     columns = codes.t().contiguous().t()
-    assert torch.equal(_kernels.linear_s8(x, columns, scale, None, torch.float32), wanted)
+    assert torch.equal(ops.linear_s8(x, columns, scale, None, torch.float32), wanted)
     repeated = x[:1].expand(4, -1)
-    y = _kernels.linear_s8(repeated, codes, scale, None, torch.float32)
+    y = ops.linear_s8(repeated, codes, scale, None, torch.float32)
     assert torch.equal(y, wanted[:1].expand(4, -1))
 
 
-@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("formats", [("float8_e4m3fn", "float8_e4m3fn"), FLOAT8[::-1]], ids=str)
-def test_float8_products_are_near_the_exact_ones(formats: tuple[str, str]) -> None:
+def test_float8_products_are_near_the_exact_ones(ops: Any, formats: tuple[str, str]) -> None:
     """`linear_f8` keeps within 1e-6 of a float64 sum, for a scale per row or for all."""
     for m, k, n in SIZES[::3]:
         x_codes, x_scale, ours, our_scale = codes_of(floats(m, k, m), formats[0])
         codes, scale, w, w_scale = codes_of(floats(n, k, n), formats[1])
         left = x_codes.astype(np.float64) * x_scale[:, None]
         right = codes.astype(np.float64) * scale[:, None]
-        y = _kernels.linear_f8(ours, our_scale, w, w_scale, None, torch.float32)
+        y = ops.linear_f8(ours, our_scale, w, w_scale, None, torch.float32)
         bound = 1e-6 * (np.abs(left) @ np.abs(right).T)
         assert (np.abs(y.numpy() - left @ right.T) <= bound).all(), (m, k, n)
         one, two = torch.tensor(0.5), torch.tensor(2.0)
-        y = _kernels.linear_f8(ours, one, w, two, None, torch.float32)
+        y = ops.linear_f8(ours, one, w, two, None, torch.float32)
         x64, w64 = x_codes.astype(np.float64), codes.astype(np.float64)
         bound = 1e-6 * (np.abs(x64) @ np.abs(w64).T)
         assert (np.abs(y.numpy() - x64 @ w64.T) <= bound).all(), (m, k, n)
 
 
-@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
-def test_weight_only_products_are_near_the_exact_ones(dtype: str) -> None:
+def test_weight_only_products_are_near_the_exact_ones(ops: Any, dtype: str) -> None:
     """`linear_s8w` and `linear_f8w` keep within 1e-6 of a float64 sum."""
-    operation = _kernels.linear_s8w if dtype == "int8" else _kernels.linear_f8w
+    operation = ops.linear_s8w if dtype == "int8" else ops.linear_f8w
     for m, k, n in SIZES[::3]:
         x = floats(m, k, m)
         codes, scale, w, w_scale = codes_of(floats(n, k, n), dtype)
@@ -210,7 +209,7 @@ def test_packed_codes_come_back(dtype: str) -> None:
         back = _kernels.unpack(shifted, n, k, codes.dtype)
         assert torch.equal(back.view(torch.uint8), codes.view(torch.uint8))
         ids = torch.arange(n).flip(0)
-        rows = _kernels.rows_packed(ids, packed, n, k, codes.dtype, scale)
+        rows = _kernels.packed_rows(ids, packed, n, k, codes.dtype, scale, torch.float32)
         assert torch.equal(rows, (codes.float() * scale[:, None])[ids])
 
 
@@ -231,19 +230,3 @@ def test_threads_follow_torch_unless_others_were_asked_for() -> None:
     finally:
         torch.set_num_threads(before[0])
         policy_kernels.set_num_threads(before[1])
-
-
-def test_operators_keep_torchs_rules() -> None:
-    """`opcheck` finds schema, fake implementation and dispatch of every operator in order."""
-    x, (codes, scale) = torch.randn(3, 16), codes_of(floats(5, 16, 0), "int8")[2:]
-    f8, f8_scale = codes_of(floats(5, 16, 0), "float8_e4m3fn")[2:]
-    ops = torch.ops.policy_core_v1
-    for op, args in (
-        (ops.linear_s8, (x, codes, scale, None, torch.float32)),
-        (ops.linear_s8w, (x, codes, scale, torch.ones(5), torch.bfloat16)),
-        (ops.linear_f8w, (x, f8, f8_scale, None, torch.float32)),
-        (ops.linear_f8, (f8, f8_scale, f8, f8_scale, None, torch.float32)),
-    ):
-        # torch 2.13 cannot compare float8 tensors, which test_schema does.
-        more = () if any(f8 is arg for arg in args) else ("test_schema",)
-        torch.library.opcheck(op.default, args, test_utils=("test_faketensor", *more))

@@ -186,6 +186,7 @@ class Executor(ctypes.Structure):
         ("threads", ctypes.c_int32),
         ("submit", ctypes.c_void_p),
         ("context", ctypes.c_void_p),
+        ("run", ctypes.c_void_p),
     )
 
 
@@ -193,8 +194,10 @@ class Executor(ctypes.Structure):
 @pytest.mark.parametrize("threads", [-1, 0, 2])
 def test_an_executor_that_cannot_run_is_refused(native, function, threads):
     """There is at least one thread, and with more a way to reach them."""
-    executor = Executor(threads, None, None)
-    said = f"executor with threads >= 1 and, above 1, a function submit, got threads={threads}"
+    executor = Executor(threads)
+    said = (
+        f"executor with threads >= 1 and, above 1, a function submit or run, got threads={threads}"
+    )
     refused(native, function, said, executor=ctypes.addressof(executor))
 
 

@@ -127,8 +127,16 @@ TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 SUBMIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
+RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+
+
 class Executor(ctypes.Structure):
-    _fields_ = (("threads", ctypes.c_int32), ("submit", SUBMIT), ("context", ctypes.c_void_p))
+    _fields_ = (
+        ("threads", ctypes.c_int32),
+        ("submit", SUBMIT),
+        ("context", ctypes.c_void_p),
+        ("run", RUN),
+    )
 
 
 def linear_s8(executor, x, weight, scale):
@@ -184,6 +192,28 @@ def test_an_executor_may_run_tasks_at_once_in_the_caller():
     executor = Executor(4, SUBMIT(lambda _, task, argument: run(task, argument)), None)
     y = linear_s8(executor, x, weight, scale)
     np.testing.assert_array_equal(y, pk.linear_s8(x, weight, scale))
+
+
+@pytest.mark.parametrize("times", [0, 1, 4])
+def test_an_executor_that_forks_and_joins(times):
+    """`run` that calls the task on threads of its own, or only in the caller, or not at all."""
+    x, weight, scale = operands(33)
+    asked = []
+
+    def fork_and_join(_, count, task, argument):
+        asked.append(count)
+        threads = [threading.Thread(target=run, args=(task, argument)) for _ in range(times)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    executor = Executor(4, SUBMIT(), None, RUN(fork_and_join))
+    for _ in range(5):
+        y = linear_s8(executor, x, weight, scale)
+        np.testing.assert_array_equal(y, pk.linear_s8(x, weight, scale))
+    assert asked
+    assert all(1 < count <= 4 for count in asked)
 
 
 def test_products_nest_in_the_tasks_of_one_pool():

@@ -12,7 +12,7 @@ from pathlib import Path
 LIBRARY_NAME = "libpolicy_kernels.so"
 
 # PK_ABI_VERSION of csrc/policy_kernels.h that the signatures below are written for.
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 _ERROR_ARGUMENT, _ERROR_MEMORY, _ERROR_UNSUPPORTED = 1, 2, 3
 

@@ -10,6 +10,7 @@ from . import _kernels
 from ._emulation import dequantized_rows
 from ._float8 import GradientScale
 from ._ops import TORCH_DTYPES
+from ._quantize import dequantize
 
 
 def codes_linear(
@@ -78,38 +79,24 @@ def packed_linear(
     x: torch.Tensor,
     x_scale: torch.Tensor | None,
     packed: torch.Tensor,
-    n: int,
+    shape: tuple[int, int],
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     plan: Plan,
 ) -> torch.Tensor:
     """Gives the product of a layer that keeps only packed codes, of shape (n, k).
 
-    Arguments and result are those of `codes_linear`.
+    Arguments and result are those of `codes_linear`, but `x` may have any leading axes.
     """
     operation = _operation(plan)
     dtype, codes_dtype = TORCH_DTYPES[plan.compute_dtype], TORCH_DTYPES[str(plan.weight_codes)]
-    arguments = (x, x_scale, packed, scale, bias, n, operation, codes_dtype, dtype)
     if _needs_gradient(x, bias):
+        arguments = (x, x_scale, packed, scale, bias, shape, operation, codes_dtype, dtype)
         y: torch.Tensor = _PackedLinear.apply(*arguments)
         return y
-    return _packed_forward(*arguments)
-
-
-def _packed_forward(
-    x: torch.Tensor,
-    x_scale: torch.Tensor | None,
-    packed: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    n: int,
-    operation: str,
-    codes_dtype: torch.dtype,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    if operation == "linear_f8":
-        x, x_scale = input_codes(x, x_scale)
-    return _kernels.linear_packed(operation, x, x_scale, packed, n, codes_dtype, scale, bias, dtype)
+    return _kernels.packed_linear(
+        operation, x, x_scale, packed, shape, codes_dtype, scale, bias, dtype
+    )
 
 
 class _PackedLinear(torch.autograd.Function):
@@ -118,14 +105,26 @@ class _PackedLinear(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*args: Any) -> torch.Tensor:
-        return _packed_forward(*args)
+    def forward(  # type: ignore[override]
+        x: torch.Tensor,
+        x_scale: torch.Tensor | None,
+        packed: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        shape: tuple[int, int],
+        operation: str,
+        codes_dtype: torch.dtype,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        return _kernels.packed_linear(
+            operation, x, x_scale, packed, shape, codes_dtype, scale, bias, dtype
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, _, packed, scale, bias, n, _, codes_dtype, _ = inputs
+        x, _, packed, scale, bias, shape, _, codes_dtype, _ = inputs
         ctx.save_for_backward(packed, scale)
-        ctx.codes = (n, x.shape[1], codes_dtype)
+        ctx.codes = (*shape, codes_dtype)
         ctx.x_dtype = x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
 
@@ -134,10 +133,10 @@ class _PackedLinear(torch.autograd.Function):
         packed, scale = ctx.saved_tensors
         dx = dbias = None
         if ctx.needs_input_grad[0]:
-            weight = dequantized_rows(_kernels.unpack(packed, *ctx.codes), scale)
+            weight = dequantize(_kernels.unpack(packed, *ctx.codes), scale.reshape(-1, 1))
             dx = (dy.float() @ weight).to(ctx.x_dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[4]:
-            dbias = dy.float().sum(0).to(ctx.bias_dtype)
+            dbias = dy.float().reshape(-1, dy.shape[-1]).sum(0).to(ctx.bias_dtype)
         return dx, None, None, None, dbias, None, None, None, None
 
 

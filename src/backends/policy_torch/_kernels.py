@@ -1,12 +1,15 @@
 """How torch reaches a product with quantized weights on each device, as operators of torch.
 
-The operators of `policy_core_v1` are opaque to torch.compile and torch.export, and take any strides.
-`linear_s8`, `linear_s8w`, `linear_f8` and `linear_f8w` take plain codes: on a CPU they run the native
-kernels where these are faster than torch's own routines, on CUDA torch's `_int_mm` and `_scaled_mm`,
-elsewhere plain torch. `linear_packed` takes what a layer on a CPU keeps: codes in the kernels' layout.
+The operators of `policy_core_v1` are opaque to torch.compile and torch.export, and take any strides
+and any leading axes. `linear_s8`, `linear_s8w`, `linear_f8` and `linear_f8w` take plain codes: on a
+CPU they run the native kernels where these are faster than torch's own routines, on CUDA torch's
+`_int_mm` and `_scaled_mm`, elsewhere plain torch. `packed_linear_*` take what a layer on a CPU
+keeps: codes in the kernels' layout. On a CPU the operators are those in C of csrc/, or the same in
+Python where `_stable.reason_against()` says why.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,42 +18,34 @@ import torch
 import policy_kernels
 from policy_core import _scaling
 
-from . import _emulation, _native, _quantize, _scaled_mm
+from . import _emulation, _native, _quantize, _scaled_mm, _stable
 from ._ops import TORCH_DTYPES, ops_for
+from ._stable import OPERATIONS
 
 LIBRARY = torch.library.Library("policy_core_v1", "DEF")
 """Kept for the life of the process: the operators go with it."""
 
-OPERATIONS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
-
 # A plain value: what torch.compile traces must not ask a cached function.
 _NATIVE_FLOAT8 = _native.outruns_torch("linear_f8")
 
-_WEIGHT = "Tensor codes, Tensor scale, Tensor? bias, ScalarType dtype"
-for _name in OPERATIONS:
-    _x = "Tensor x_codes, Tensor x_scale" if _name == "linear_f8" else "Tensor x"
-    LIBRARY.define(f"{_name}({_x}, {_WEIGHT}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.define(
-    "linear_packed(str operation, Tensor x, Tensor? x_scale, Tensor packed, SymInt n, "
-    "ScalarType codes, Tensor scale, Tensor? bias, ScalarType dtype) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define(
-    "unpack(Tensor packed, SymInt n, SymInt k, ScalarType codes) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define(
-    "rows_packed(Tensor ids, Tensor packed, SymInt n, SymInt k, ScalarType codes, Tensor scale) "
-    "-> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define(
-    "encode_f8(Tensor x, Tensor scale, ScalarType dtype) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define(
-    "quantize_rows_f8(Tensor x) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
-)
+_END = "Tensor scale, Tensor? bias, ScalarType dtype) -> Tensor"
+_PACKED = "Tensor packed, int n, int k, ScalarType codes"
+_SCHEMAS = {
+    "linear_s8": f"(Tensor x, Tensor codes, {_END}",
+    "linear_s8w": f"(Tensor x, Tensor codes, {_END}",
+    "linear_f8": f"(Tensor x_codes, Tensor x_scale, Tensor codes, {_END}",
+    "linear_f8w": f"(Tensor x, Tensor codes, {_END}",
+    "packed_linear_s8": f"(Tensor x, {_PACKED}, {_END}",
+    "packed_linear_s8w": f"(Tensor x, {_PACKED}, {_END}",
+    "packed_linear_f8": f"(Tensor x, Tensor? x_scale, {_PACKED}, {_END}",
+    "packed_linear_f8w": f"(Tensor x, {_PACKED}, {_END}",
+    "unpack": f"({_PACKED}) -> Tensor",
+    "packed_rows": f"(Tensor ids, {_PACKED}, Tensor scale, ScalarType dtype) -> Tensor",
+    "encode_f8": "(Tensor x, Tensor scale, ScalarType dtype) -> Tensor",
+    "quantize_rows_f8": "(Tensor x) -> (Tensor, Tensor)",
+}
+for _name, _schema in _SCHEMAS.items():
+    LIBRARY.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def linear_s8(
@@ -121,12 +116,12 @@ def linear_f8(
     return y
 
 
-def linear_packed(
+def packed_linear(
     operation: str,
     x: torch.Tensor,
     x_scale: torch.Tensor | None,
     packed: torch.Tensor,
-    n: int,
+    shape: tuple[int, int],
     codes: torch.dtype,
     scale: torch.Tensor,
     bias: torch.Tensor | None,
@@ -136,19 +131,20 @@ def linear_packed(
 
     Args:
         operation: One of `OPERATIONS`; its function says what the other arguments are.
-        x: Floats, or codes for `"linear_f8"`.
-        x_scale: The scales of codes, else None.
+        x: Floats of shape (..., k), which `"linear_f8"` quantizes on the way; or codes.
+        x_scale: For `"linear_f8"` alone: the scale of x, None for one of its own for each row.
         packed: What `_native.pack` gave.
-        n: The number of output channels.
+        shape: n and k.
         codes: The dtype of what was packed.
         scale: The weight's scales.
         bias: The bias, or None.
         dtype: The dtype of the result.
     """
-    y: torch.Tensor = torch.ops.policy_core_v1.linear_packed.default(
-        operation, x, x_scale, packed, n, codes, scale, bias, dtype
-    )
-    return y
+    op = _PACKED_OPS[operation]
+    n, k = shape
+    if operation == "linear_f8":
+        return op(x, x_scale, packed, n, k, codes, scale, bias, dtype)
+    return op(x, packed, n, k, codes, scale, bias, dtype)
 
 
 def unpack(packed: torch.Tensor, n: int, k: int, codes: torch.dtype) -> torch.Tensor:
@@ -157,16 +153,19 @@ def unpack(packed: torch.Tensor, n: int, k: int, codes: torch.dtype) -> torch.Te
     return plain
 
 
-def rows_packed(
+def packed_rows(
     ids: torch.Tensor,
     packed: torch.Tensor,
     n: int,
     k: int,
     codes: torch.dtype,
     scale: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Gives `codes[ids] * scale[ids]` in float32 for a packed table of shape (n, k) and 1-D ids."""
-    y: torch.Tensor = torch.ops.policy_core_v1.rows_packed.default(ids, packed, n, k, codes, scale)
+    """Gives `codes[ids] * scale[ids]`, rounded once, for a packed table of shape (n, k)."""
+    y: torch.Tensor = torch.ops.policy_core_v1.packed_rows.default(
+        ids, packed, n, k, codes, scale, dtype
+    )
     return y
 
 
@@ -202,7 +201,9 @@ def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
 
 def _kernel(operation: str, device: str) -> tuple[str, str]:
     if device == "cpu" and _native.outruns_torch(operation):
-        return policy_kernels.kernel_name(operation), ""
+        why = _stable.reason_against()
+        note = f"called by operators in Python, some microseconds slower: {why}" if why else ""
+        return policy_kernels.kernel_name(operation), note
     if operation == "linear_s8" and _emulation.int_mm_is_exact(device):
         return "linear_s8_int_mm", ""
     if operation == "linear_f8" and _scaled_mm.supported(device):
@@ -219,7 +220,20 @@ def _why_not_native() -> str:
 # The operators' sides.
 
 
-def _on_cpu(operation: str, *args: Any) -> torch.Tensor:
+def _of_rows(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Gives a product of matrices that takes any leading axes."""
+
+    def product(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        if x.ndim == 2:
+            return call(x, *args)
+        y = call(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), *args)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    return product
+
+
+def _codes_in_python(operation: str, *args: Any) -> torch.Tensor:
+    """`linear_*` on a CPU: the kernels by way of Python, or plain torch."""
     if not _native.outruns_torch(operation):
         return _PLAIN[operation](*args)
     *rows, codes, scale, bias, dtype = args
@@ -229,72 +243,42 @@ def _on_cpu(operation: str, *args: Any) -> torch.Tensor:
     return _native.linear(operation, x, x_scale, packed, n, kind, scale, bias, dtype)
 
 
+def _packed_in_python(operation: str, *args: Any) -> torch.Tensor:
+    """`packed_linear_*` on a CPU: the kernels by way of Python."""
+    *rows, packed, n, k, codes, scale, bias, dtype = args
+    x, x_scale = rows if operation == "linear_f8" else (*rows, None)
+    if x.shape[-1] != k:
+        raise ValueError(f"Expected an input of shape (..., {k}). Received shape {tuple(x.shape)}.")
+    if operation == "linear_f8" and x.element_size() > 1:
+        if x_scale is None:
+            x, x_scale = _native.quantize_rows_f8(x)
+        else:
+            x = _native.encode_f8(x, x_scale, torch.float8_e4m3fn)
+    return _native.linear(operation, x, x_scale, packed, n, codes, scale, bias, dtype)
+
+
 def _on_cuda(operation: str, *args: Any) -> torch.Tensor:
     if operation == "linear_f8" and _scaled_mm.supported("cuda"):
         return _scaled_mm.linear_f8(*args)
     return _PLAIN[operation](*args)
 
 
-def _fake(operation: str, *args: Any) -> torch.Tensor:
+def _fake(*args: Any) -> torch.Tensor:
     *tensors, codes, _, _, dtype = args
-    return tensors[0].new_empty((tensors[0].shape[0], codes.shape[0]), dtype=dtype)
+    return tensors[0].new_empty((*tensors[0].shape[:-1], codes.shape[0]), dtype=dtype)
 
 
-def _vmapped(operation: str, info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
-    rows_only = all(dim is None for dim in in_dims[1:])
-    if rows_only and operation != "linear_f8":
-        # A batch of rows is more rows.
-        x = args[0].movedim(in_dims[0], 0)
-        y = _op(operation)(x.flatten(0, 1), *args[1:])
-        return y.unflatten(0, x.shape[:2]), 0
-    return _one_by_one(_op(operation), info, in_dims, args), 0
-
-
-def _fake_linear_packed(
-    operation: str, x: torch.Tensor, x_scale: Any, packed: torch.Tensor, n: int, *args: Any
-) -> torch.Tensor:
-    return x.new_empty((x.shape[0], n), dtype=args[-1])
+def _fake_packed(x: torch.Tensor, *args: Any) -> torch.Tensor:
+    n, _, _, _, _, dtype = args[-6:]
+    return x.new_empty((*x.shape[:-1], n), dtype=dtype)
 
 
 def _fake_unpack(packed: torch.Tensor, n: int, k: int, codes: torch.dtype) -> torch.Tensor:
     return packed.new_empty((n, k), dtype=codes)
 
 
-def _fake_rows_packed(
-    ids: torch.Tensor, packed: torch.Tensor, n: int, k: int, codes: Any, scale: torch.Tensor
-) -> torch.Tensor:
-    return scale.new_empty((ids.shape[0], k), dtype=torch.float32)
-
-
-def _vmapped_linear_packed(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
-    operation, x, x_scale, *rest = args
-    op = _op("linear_packed")
-    if all(dim is None for dim in in_dims[2:]) and (x_scale is None or x_scale.ndim == 0):
-        x = x.movedim(in_dims[1], 0)
-        y = op(operation, x.flatten(0, 1), x_scale, *rest)
-        return y.unflatten(0, x.shape[:2]), 0
-    return _one_by_one(op, info, in_dims, args), 0
-
-
-def _vmapped_rows_packed(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
-    ids, *rest = args
-    op = _op("rows_packed")
-    if all(dim is None for dim in in_dims[1:]):
-        ids = ids.movedim(in_dims[0], 0)
-        return op(ids.flatten(), *rest).unflatten(0, ids.shape), 0
-    return _one_by_one(op, info, in_dims, args), 0
-
-
-def _one_by_one(
-    op: Callable[..., torch.Tensor], info: Any, in_dims: Any, args: Any
-) -> torch.Tensor:
-    """Gives an operator's results for each example, one after the other."""
-    return torch.stack(
-        [
-            op(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
-    )
+def _fake_packed_rows(ids: torch.Tensor, packed: Any, n: int, k: int, *args: Any) -> torch.Tensor:
+    return ids.new_empty((*ids.shape, k), dtype=args[-1])
 
 
 def _fake_encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -303,7 +287,15 @@ def _fake_encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
 
 def _fake_quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
-    return codes, x.new_empty(x.shape[:1], dtype=torch.float32)
+    return codes, x.new_empty((math.prod(x.shape[:-1]),), dtype=torch.float32)
+
+
+def _vmapped(name: str, info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
+    """The operators whose first argument is one of rows: a batch of rows is more rows."""
+    scaled_by_row = name == "linear_f8" and args[1].ndim > 0
+    if all(dim is None for dim in in_dims[1:]) and not scaled_by_row:
+        return _op(name)(args[0].movedim(in_dims[0], 0), *args[1:]), 0
+    return _one_by_one(_op(name), info, in_dims, args), 0
 
 
 def _vmapped_encode_f8(
@@ -320,15 +312,28 @@ def _vmapped_encode_f8(
 
 
 def _vmapped_quantize_rows_f8(info: Any, in_dims: Any, x: torch.Tensor) -> Any:
-    x = x.movedim(in_dims[0], 0)
-    codes, scale = torch.ops.policy_core_v1.quantize_rows_f8.default(x.flatten(0, 1))
-    return (codes.unflatten(0, x.shape[:2]), scale.unflatten(0, x.shape[:2])), (0, 0)
+    codes, scale = _op("quantize_rows_f8")(x.movedim(in_dims[0], 0))
+    return (codes, scale.reshape(info.batch_size, -1)), (0, 0)
 
 
-def _op(operation: str) -> Callable[..., torch.Tensor]:
-    found: Callable[..., torch.Tensor] = getattr(torch.ops.policy_core_v1, operation).default
+def _one_by_one(
+    op: Callable[..., torch.Tensor], info: Any, in_dims: Any, args: Any
+) -> torch.Tensor:
+    """Gives an operator's results for each example, one after the other."""
+    return torch.stack(
+        [
+            op(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+    )
+
+
+def _op(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(torch.ops.policy_core_v1, name).default
     return found
 
+
+_PACKED_OPS = {operation: _op(f"packed_{operation}") for operation in OPERATIONS}
 
 _PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "linear_s8": _emulation.linear_s8,
@@ -337,29 +342,41 @@ _PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "linear_f8w": _emulation.linear_w,
 }
 
+IN_PYTHON: dict[str, Callable[..., Any]] = {
+    **{one: _of_rows(functools.partial(_codes_in_python, one)) for one in OPERATIONS},
+    **{f"packed_{one}": functools.partial(_packed_in_python, one) for one in OPERATIONS},
+    "unpack": _native.unpack,
+    "packed_rows": _native.packed_rows,
+    "encode_f8": _native.encode_f8,
+    "quantize_rows_f8": _native.quantize_rows_f8,
+}
+"""The operators on a CPU where there are none in C."""
+
 
 def _register() -> None:
-    for name in OPERATIONS:
-        LIBRARY.impl(name, functools.partial(_on_cpu, name), "CPU")
-        LIBRARY.impl(name, functools.partial(_on_cuda, name), "CUDA")
-        LIBRARY.impl(name, _PLAIN[name], "CompositeExplicitAutograd")
+    fakes: dict[str, Callable[..., Any]] = {
+        "unpack": _fake_unpack,
+        "packed_rows": _fake_packed_rows,
+        "encode_f8": _fake_encode_f8,
+        "quantize_rows_f8": _fake_quantize_rows_f8,
+    }
+    vmaps: dict[str, Callable[..., Any]] = {
+        "encode_f8": _vmapped_encode_f8,
+        "quantize_rows_f8": _vmapped_quantize_rows_f8,
+    }
+    for name in _SCHEMAS:
         full = f"policy_core_v1::{name}"
-        torch.library.register_fake(full, functools.partial(_fake, name), lib=LIBRARY)
-        torch.library.register_vmap(full, functools.partial(_vmapped, name), lib=LIBRARY)
-    LIBRARY.impl("linear_packed", _native.linear, "CPU")
-    LIBRARY.impl("unpack", _native.unpack, "CPU")
-    LIBRARY.impl("rows_packed", _native.rows, "CPU")
-    torch.library.register_fake("policy_core_v1::unpack", _fake_unpack, lib=LIBRARY)
-    LIBRARY.impl("encode_f8", _native.encode_f8, "CPU")
-    LIBRARY.impl("quantize_rows_f8", _native.quantize_rows_f8, "CPU")
-    for name, fake, vmapped in (
-        ("linear_packed", _fake_linear_packed, _vmapped_linear_packed),
-        ("rows_packed", _fake_rows_packed, _vmapped_rows_packed),
-        ("encode_f8", _fake_encode_f8, _vmapped_encode_f8),
-        ("quantize_rows_f8", _fake_quantize_rows_f8, _vmapped_quantize_rows_f8),
-    ):
-        torch.library.register_fake(f"policy_core_v1::{name}", fake, lib=LIBRARY)
-        torch.library.register_vmap(f"policy_core_v1::{name}", vmapped, lib=LIBRARY)
+        fake = fakes.get(name, _fake_packed if name.startswith("packed") else _fake)
+        torch.library.register_fake(full, fake, lib=LIBRARY)
+        if name != "unpack":
+            vmap = vmaps.get(name, functools.partial(_vmapped, name))
+            torch.library.register_vmap(full, vmap, lib=LIBRARY)
+    for name in OPERATIONS:
+        LIBRARY.impl(name, _of_rows(functools.partial(_on_cuda, name)), "CUDA")
+        LIBRARY.impl(name, _of_rows(_PLAIN[name]), "CompositeExplicitAutograd")
+    if _stable.reason_against():
+        for name, call in IN_PYTHON.items():
+            LIBRARY.impl(name, call, "CPU")
 
 
 _register()

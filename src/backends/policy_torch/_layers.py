@@ -202,13 +202,18 @@ _FLOAT: dict[Any, type[Wrapped]] = {
 
 def as_rows(x: torch.Tensor, columns: int) -> torch.Tensor:
     """Gives an input of shape (..., columns) as a matrix."""
+    check_columns(x, columns)
+    if x.ndim == 2:
+        return x
+    return x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+
+
+def check_columns(x: torch.Tensor, columns: int) -> None:
+    """Raises ValueError unless an input has the shape (..., columns)."""
     if x.ndim == 0 or x.shape[-1] != columns:
         raise ValueError(
             f"Expected an input of shape (..., {columns}). Received shape {tuple(x.shape)}."
         )
-    if x.ndim == 2:
-        return x
-    return x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
 
 
 def _parameters_of(module: Any) -> list[tuple[str, torch.Tensor | None]]:

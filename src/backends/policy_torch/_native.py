@@ -1,4 +1,5 @@
-"""The native CPU kernels on tensors' own memory. The only file that calls `policy_kernels`' products.
+"""The native CPU kernels on tensors' own memory, by way of Python: packing, and the operators where
+there are none in C.
 
 A packed weight is a uint8 tensor with the codes in the one layout that all kernels read. Its content
 depends on its address modulo 64, which is 0 for all memory that torch allocates.
@@ -6,6 +7,7 @@ depends on its address modulo 64, which is 0 for all memory that torch allocates
 
 import ctypes
 import functools
+import math
 import os
 
 import torch
@@ -89,8 +91,8 @@ def linear(
 
     Args:
         operation: `"linear_s8"`, `"linear_s8w"`, `"linear_f8"` or `"linear_f8w"`.
-        x: Floats, or float8 codes for `"linear_f8"`, of shape (m, k) with any strides.
-        x_scale: Their scales, float32 of shape (m,) or (), for `"linear_f8"` alone.
+        x: Floats, or float8 codes for `"linear_f8"`, of shape (..., k) with any strides.
+        x_scale: Their scales, float32 with one a row or one for all, for `"linear_f8"` alone.
         packed: A packed weight of shape (n, k).
         n: The number of output channels.
         codes_dtype: What was packed.
@@ -100,6 +102,7 @@ def linear(
     """
     native = library()
     _THREADS.follow()
+    leading = x.shape[:-1]
     x, scale, packed = _rows(x), scale.contiguous(), _aligned(packed)
     bias = None if bias is None else _kernel_float(bias).contiguous()
     m, k = x.shape
@@ -120,36 +123,38 @@ def linear(
     elif operation == "linear_s8w":
         status = native.pk_linear_s8w(*head, _FLOATS[x.dtype], *rows, weight, scales, *tail)
     else:
-        code = (_CODES[codes_dtype], weight, scales, scale.ndim)
+        code = (_CODES[codes_dtype], weight, scales, int(scale.numel() == n))
         if operation == "linear_f8w":
             status = native.pk_linear_f8w(*head, _FLOATS[x.dtype], *rows, *code, *tail)
         else:
             assert x_scale is not None
             x_scale = x_scale.contiguous()
-            inputs = (_CODES[x.dtype], *rows, x_scale.data_ptr(), x_scale.ndim)
+            inputs = (_CODES[x.dtype], *rows, x_scale.data_ptr(), int(x_scale.numel() == m))
             status = native.pk_linear_f8(*head, *inputs, *code, *tail)
     if status:
         check(status)
-    return y if inside == dtype else y.to(dtype)
+    y = y if inside == dtype else y.to(dtype)
+    return y if len(leading) == 1 else y.unflatten(0, leading) if leading else y[0]
 
 
-def rows(
+def packed_rows(
     ids: torch.Tensor,
     packed: torch.Tensor,
     n: int,
     k: int,
     codes_dtype: torch.dtype,
     scale: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Gives `codes[ids] * scale[ids]` in float32, for 1-D ids and a packed table of shape (n, k)."""
+    """Gives `codes[ids] * scale[ids]`, rounded once, for a packed table of shape (n, k)."""
     ids, packed, scale = ids.long().contiguous(), _aligned(packed), scale.contiguous()
-    if ids.numel() and not (ids.min() >= 0 and ids.max() < n):
-        raise IndexError(f"Expected ids from 0 to {n - 1}. Received {ids.min()} to {ids.max()}.")
-    y = torch.empty((ids.numel(), k))
+    inside = dtype if dtype in _FLOATS else torch.float32
+    y = torch.empty((*ids.shape, k), dtype=inside)
     head = (None, ids.numel(), ids.data_ptr(), _CODES[codes_dtype], n, k)
-    tail = (packed.data_ptr(), scale.data_ptr(), 1, _FLOATS[y.dtype], y.data_ptr(), max(k, 1))
+    stride = int(scale.numel() == n)
+    tail = (packed.data_ptr(), scale.data_ptr(), stride, _FLOATS[inside], y.data_ptr(), max(k, 1))
     check(library().pk_dequantize_packed_rows(*head, *tail))
-    return y
+    return y.to(dtype)
 
 
 def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -162,9 +167,9 @@ def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gives the float8_e4m3fn codes of a matrix, and its rows' scales, float32 of shape (m,)."""
+    """Gives the float8_e4m3fn codes of rows, and their scales, float32 of shape (m,)."""
     x = x.detach().float().contiguous()
-    m, k = x.shape
+    m, k = math.prod(x.shape[:-1]), x.shape[-1]
     codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn)
     scale = torch.empty(m)
     kind, stride = _CODES[codes.dtype], max(k, 1)
@@ -178,8 +183,9 @@ def _kernel_float(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Gives a matrix itself where its rows are contiguous and do not overlap, else a copy."""
+    """Gives rows as a matrix: themselves where they are contiguous and do not overlap, else a copy."""
     x = x if x.dtype in _CODES else _kernel_float(x)
+    x = x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     m, k = x.shape
     usable = (k <= 1 or x.stride(1) == 1) and (m <= 1 or x.stride(0) >= k)
     return x if usable else x.contiguous()

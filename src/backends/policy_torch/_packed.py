@@ -17,8 +17,8 @@ from ._autograd import packed_linear
 from ._casting import cast_tensor
 from ._classes import CODES, PACKED, KeepsCodes, compute_dtype, wrapped_class
 from ._float8 import inference_scale_of
-from ._kernels import rows_packed, unpack
-from ._layers import CodesEmbedding, CodesLinear, as_rows
+from ._kernels import packed_rows, unpack
+from ._layers import CodesEmbedding, CodesLinear, check_columns
 from ._native import outruns_torch, pack
 from ._ops import TORCH_DTYPES
 
@@ -121,25 +121,24 @@ class PackedLinear(Packed, CodesLinear):
 
     def _linear(self, input: torch.Tensor) -> torch.Tensor:
         plan = self._policy_wrapping.plan
-        shape = self._policy_shape
-        k = shape[1] if len(shape) == 2 else math.prod(shape[1:])
-        rows = as_rows(cast_tensor(input, TORCH_DTYPES[plan.compute_dtype]), k)
-        x_scale = None
+        n, *sizes = self._policy_shape
+        k = sizes[0] if len(sizes) == 1 else math.prod(sizes)
+        x = cast_tensor(input, TORCH_DTYPES[plan.compute_dtype])
+        check_columns(x, k)
+        x_scale, scale = None, self.weight_scale
         if plan.delayed and plan.input_codes is not None:
-            x_scale = inference_scale_of(self, "input", rows, plan.input_codes)  # type: ignore[arg-type]
-        scale = self.weight_scale.reshape(() if plan.delayed else (-1,))
-        y = packed_linear(rows, x_scale, self.weight_packed, shape[0], scale, self.bias, plan)
-        return y if input.ndim == 2 else y.reshape(*input.shape[:-1], shape[0])
+            x_scale = inference_scale_of(self, "input", x, plan.input_codes)  # type: ignore[arg-type]
+        return packed_linear(x, x_scale, self.weight_packed, (n, k), scale, self.bias, plan)
 
 
 class PackedEmbedding(Packed, CodesEmbedding):
     """An embedding on a CPU that shares packed codes with a linear layer."""
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
-        codes, scale = self.packed_codes, self.weight_scale.reshape(-1)
-        n, k = codes.shape
-        y = rows_packed(ids.flatten(), codes.packed, n, k, codes.dtype, scale)
-        return y.reshape(*ids.shape, k).to(compute_dtype(self))
+        codes, (n, k) = self.packed_codes, self._policy_shape
+        return packed_rows(
+            ids, codes.packed, n, k, codes.dtype, self.weight_scale, compute_dtype(self)
+        )
 
 
 _PAIRS: dict[type[KeepsCodes], type[KeepsCodes]] = {

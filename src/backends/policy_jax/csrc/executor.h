@@ -39,7 +39,7 @@ class XlaExecutor {
       destroy(frame->api, error);
       threads = 0;
     }
-    executor_ = {static_cast<int32_t>(threads), submit, this};
+    executor_ = {static_cast<int32_t>(threads), submit, this, nullptr};
   }
 
   /* NULL, for the kernels' own threads, where XLA gives no pool. */

@@ -73,12 +73,12 @@ void Checks::packed(const char* name, const void* data, int64_t n, int64_t k, pk
 
 void Checks::executor(const pk_executor* executor) {
   if (!ok() || executor == nullptr) return;
-  if (executor->threads >= 1 && (executor->threads == 1 || executor->submit != nullptr)) return;
+  const bool can_run = executor->submit != nullptr || executor->run != nullptr;
+  if (executor->threads >= 1 && (executor->threads == 1 || can_run)) return;
   status_ = fail(PK_ERR_ARGUMENT,
-                 "%s: expected an executor with threads >= 1 and, above 1, a function submit, got "
-                 "threads=%d and submit%s NULL",
-                 function_, static_cast<int>(executor->threads),
-                 executor->submit == nullptr ? " =" : " !=");
+                 "%s: expected an executor with threads >= 1 and, above 1, a function submit or "
+                 "run, got threads=%d and %s of them",
+                 function_, static_cast<int>(executor->threads), can_run ? "one" : "none");
 }
 
 void Checks::divisor(const char* name, float value) {

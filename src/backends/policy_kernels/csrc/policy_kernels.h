@@ -21,7 +21,7 @@
 
 #include <stdint.h>
 
-#define PK_ABI_VERSION 2
+#define PK_ABI_VERSION 3
 #define PK_API __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -116,11 +116,16 @@ PK_API pk_status pk_decode_f8(pk_format format, int64_t n, const uint8_t* codes,
  * waiting in products themselves, cannot deadlock.
  * threads: how many may work at once, the caller included; at least 1
  * submit:  arranges for task(argument) to run once, on any thread, now or later, even after the
- *          product has returned; may be NULL where threads is 1 */
+ *          product has returned
+ * run:     for pools that fork and join: runs task(argument) up to `threads` times, all at once if
+ *          it can, and returns when all of them have returned; where it is not NULL, submit is not
+ *          called
+ * Both may be NULL where threads is 1. */
 typedef struct pk_executor {
   int32_t threads;
   void (*submit)(void* context, void (*task)(void* argument), void* argument);
   void* context;
+  void (*run)(void* context, int32_t threads, void (*task)(void* argument), void* argument);
 } pk_executor;
 
 /* How many threads products use that are given no executor.

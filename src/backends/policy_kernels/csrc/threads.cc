@@ -115,6 +115,8 @@ void wait_for_end(Region* region) {
   pthread_mutex_unlock(&region->mutex);
 }
 
+void joined_task(void* argument) { work_on(static_cast<Region*>(argument)); }
+
 void executor_task(void* argument) {
   Region* region = static_cast<Region*>(argument);
   work_on(region);
@@ -234,7 +236,9 @@ void parallel_for(const pk_executor* executor, int64_t threads, int64_t count,
   region->context = context;
   region->openings = 0;
   region->finished = false;
-  if (executor != nullptr) {
+  if (executor != nullptr && executor->run != nullptr) {
+    executor->run(executor->context, static_cast<int32_t>(helpers + 1), joined_task, region);
+  } else if (executor != nullptr) {
     region->references = 1 + helpers;
     for (int64_t i = 0; i < helpers; ++i) {
       executor->submit(executor->context, executor_task, region);
