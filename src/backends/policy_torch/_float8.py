@@ -7,7 +7,7 @@ from torch import nn
 
 from policy_core import _scaling
 
-from ._ops import ops_for
+from ._ops import TorchOps, ops_for
 
 State = tuple[torch.Tensor, torch.Tensor]
 """The buffers of one tensor role: the scale, shape (), and the amax history, shape (length,)."""
@@ -74,6 +74,13 @@ def _can_branch(x: torch.Tensor) -> bool:
     return not torch._C._are_functorch_transforms_active()
 
 
+def _amax(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
+    """Gives a tensor's amax, float32 of shape ()."""
+    # The largest of some floats is one of them: no float32 copy of all is needed.
+    largest: torch.Tensor = ops.amax(x, tuple(range(x.ndim)))
+    return largest.reshape(()).float()
+
+
 @torch.no_grad()
 def delayed_scale(
     state: State, x: torch.Tensor, dtype: str, moving: bool, group: Any = None
@@ -90,12 +97,14 @@ def delayed_scale(
     Returns:
         float32 of shape ().
     """
-    if not moving and _can_branch(x) and state[1].max().item() > 0:
-        # What inference_scale gives after a training call, without a look at the input.
-        return state[0].clone()
     ops = ops_for(x)
     before = _scaling.AmaxState(*state)
-    largest = _scaling.amax(ops, x, tuple(range(x.ndim))).reshape(())
+    if not moving and _can_branch(x):
+        # inference_scale without what it would not use.
+        if state[1].max().item() > 0:
+            return state[0].clone()
+        return _scaling.scale_of(ops, _amax(ops, x), dtype)
+    largest = _amax(ops, x)
     if not moving:
         scale: torch.Tensor = _scaling.inference_scale(ops, before, largest, dtype)
         return scale
@@ -134,8 +143,7 @@ class GradientScale:
     def __call__(self, dy: torch.Tensor) -> torch.Tensor:
         if self.state is None:
             ops = ops_for(dy)
-            largest = _scaling.amax(ops, dy, (0, 1)).reshape(())
-            scale: torch.Tensor = _scaling.scale_of(ops, largest, "float8_e5m2")
+            scale: torch.Tensor = _scaling.scale_of(ops, _amax(ops, dy), "float8_e5m2")
             return scale
         moving = self.moving and dy.shape[0] > 0
         return delayed_scale(self.state, dy, "float8_e5m2", moving, self.group)

@@ -133,11 +133,20 @@ class _QuantizedLinear:
     """What the quantized linear layers share: a product, and the adapter's way to use it."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with autocast_off(_device_of(self)):
-            forward = self._policy_adapter.forward  # type: ignore[attr-defined]
-            if forward is None:
-                return self._linear(*args, **kwargs)
-            return forward(self, self._linear, *args, **kwargs)
+        device = self._device_type()
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return self._computed(*args, **kwargs)
+        return self._computed(*args, **kwargs)
+
+    def _computed(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self._policy_adapter.forward  # type: ignore[attr-defined]
+        if forward is None:
+            return self._linear(*args, **kwargs)
+        return forward(self, self._linear, *args, **kwargs)
+
+    def _device_type(self) -> str:
+        return _device_of(self).type
 
     @abc.abstractmethod
     def _linear(self, input: torch.Tensor) -> torch.Tensor:

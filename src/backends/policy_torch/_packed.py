@@ -15,7 +15,7 @@ from torch import nn
 
 from ._autograd import packed_linear
 from ._casting import cast_tensor
-from ._classes import CODES, PACKED, KeepsCodes, compute_dtype, wrapped_class
+from ._classes import CODES, PACKED, SCALE, KeepsCodes, compute_dtype, wrapped_class
 from ._float8 import inference_scale_of
 from ._kernels import packed_rows, unpack
 from ._layers import CodesEmbedding, CodesLinear, check_columns
@@ -119,16 +119,21 @@ class Packed(KeepsCodes):
 class PackedLinear(Packed, CodesLinear):
     """A linear layer on a CPU that keeps only packed codes."""
 
+    def _device_type(self) -> str:
+        return "cpu"
+
     def _linear(self, input: torch.Tensor) -> torch.Tensor:
         plan = self._policy_wrapping.plan
         n, *sizes = self._policy_shape
         k = sizes[0] if len(sizes) == 1 else math.prod(sizes)
         x = cast_tensor(input, TORCH_DTYPES[plan.compute_dtype])
         check_columns(x, k)
-        x_scale, scale = None, self.weight_scale
+        x_scale = None
         if plan.delayed and plan.input_codes is not None:
             x_scale = inference_scale_of(self, "input", x, plan.input_codes)  # type: ignore[arg-type]
-        return packed_linear(x, x_scale, self.weight_packed, (n, k), scale, self.bias, plan)
+        # Past nn.Module's slow way to attributes: a call of one row takes some microseconds in all.
+        packed, scale = self._buffers[PACKED], self._buffers[SCALE]  # type: ignore[attr-defined]
+        return packed_linear(x, x_scale, packed, (n, k), scale, self.bias, plan)
 
 
 class PackedEmbedding(Packed, CodesEmbedding):

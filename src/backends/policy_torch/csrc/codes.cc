@@ -1,4 +1,6 @@
 /* The operators that make codes, and those that read them back. */
+#include <string.h>
+
 #include <atomic>
 
 #include "executor.h"
@@ -10,28 +12,55 @@ namespace {
 
 /* So many elements are quantized by one thread at least. */
 constexpr int64_t kGrain = 1 << 16;
+/* So many bfloat16 are made float32 at a time: they stay in the first level cache. */
+constexpr int64_t kChunk = 4096;
 
 struct Encoding {
   pk_format format;
-  int64_t k;
-  const float* x;
+  int64_t k; /* of a row; 1 where all rows have one scale */
+  const void* x;
+  bool bfloat16; /* x holds these, else float32 */
   uint8_t* codes;
   float one_scale; /* where scales is NULL */
   float* scales;
   std::atomic<int32_t> status;
 };
 
-void encode_part(int64_t begin, int64_t end, void* context) {
-  Encoding* encoding = static_cast<Encoding*>(context);
-  const int64_t k = encoding->k, first = begin * k;
-  const float* x = encoding->x + first;
-  uint8_t* codes = encoding->codes + first;
+void encode_rows(Encoding* encoding, int64_t first, int64_t rows, const float* x) {
+  const int64_t k = encoding->k, stride = k > 0 ? k : 1;
+  uint8_t* codes = encoding->codes + first * k;
   const pk_status status =
       encoding->scales == nullptr
-          ? kernels.encode_f8(encoding->format, (end - begin) * k, x, encoding->one_scale, codes)
-          : kernels.quantize_rows_f8(encoding->format, end - begin, k, x, k > 0 ? k : 1, codes,
-                                     k > 0 ? k : 1, encoding->scales + begin);
+          ? kernels.encode_f8(encoding->format, rows * k, x, encoding->one_scale, codes)
+          : kernels.quantize_rows_f8(encoding->format, rows, k, x, stride, codes, stride,
+                                     encoding->scales + first);
   if (status != PK_OK) encoding->status = status;
+}
+
+void encode_part(int64_t begin, int64_t end, void* context) {
+  Encoding* encoding = static_cast<Encoding*>(context);
+  const int64_t k = encoding->k;
+  if (!encoding->bfloat16) {
+    encode_rows(encoding, begin, end - begin, static_cast<const float*>(encoding->x) + begin * k);
+    return;
+  }
+  const uint16_t* x = static_cast<const uint16_t*>(encoding->x);
+  const int64_t step = k > 0 ? kChunk / k : end - begin;
+  float floats[kChunk];
+  for (int64_t row = begin; row < end; row += step) {
+    const int64_t rows = end - row < step ? end - row : step;
+    for (int64_t i = 0; i < rows * k; ++i) {
+      const uint32_t bits = static_cast<uint32_t>(x[row * k + i]) << 16;
+      memcpy(&floats[i], &bits, sizeof(bits));
+    }
+    encode_rows(encoding, row, rows, floats);
+  }
+}
+
+/* An input as it can be encoded in rows of k: itself, or a copy in float32. */
+View encodable(Call& call, const View& x, int64_t k) {
+  const bool as_it_is = x.dtype == dtypes.bfloat16 && k <= kChunk;
+  return call.dense(x, as_it_is ? dtypes.bfloat16 : dtypes.float32);
 }
 
 void encode_all(Call& call, const TorchExecutor& executor, int64_t m, Encoding* encoding) {
@@ -57,27 +86,29 @@ View encoded(Call& call, const TorchExecutor& executor, const View& x, const Vie
     call.fail("policy_torch: expected one scale in float32, got %lld elements",
               static_cast<long long>(scale.elements));
   }
-  const View floats = call.dense(x, dtypes.float32);
+  const View floats = encodable(call, x, 1);
   const int32_t dtype = format == PK_F8_E4M3FN ? dtypes.float8_e4m3fn : dtypes.float8_e5m2;
   const View codes = call.empty(x.dim, x.sizes, dtype);
   uint8_t* out = static_cast<uint8_t*>(call.data_of(codes));
   if (call.failed()) return codes;
-  /* One axis of single elements. */
-  Encoding encoding = {format, 1, floats.as<float>(), out, *scale.as<float>(), nullptr, {PK_OK}};
+  Encoding encoding = {
+      format,  1,      floats.data, floats.dtype == dtypes.bfloat16, out, *scale.as<float>(),
+      nullptr, {PK_OK}};
   encode_all(call, executor, x.elements, &encoding);
   return codes;
 }
 
 View quantized_rows(Call& call, const TorchExecutor& executor, const View& x, View* scale) {
   if (x.dim < 1) call.fail("policy_torch: expected rows, got a tensor without axes");
-  const View floats = call.dense(x, dtypes.float32);
+  const View floats = encodable(call, x, x.last());
   const View codes = call.empty(x.dim, x.sizes, dtypes.float8_e4m3fn);
   const int64_t m = rows_of(x);
   *scale = call.empty(1, &m, dtypes.float32);
   uint8_t* out = static_cast<uint8_t*>(call.data_of(codes));
   float* scales = static_cast<float*>(call.data_of(*scale));
   if (call.failed()) return codes;
-  Encoding encoding = {PK_F8_E4M3FN, x.last(), floats.as<float>(), out, 0, scales, {PK_OK}};
+  Encoding encoding = {PK_F8_E4M3FN, x.last(), floats.data, floats.dtype == dtypes.bfloat16,
+                       out,          0,        scales,      {PK_OK}};
   encode_all(call, executor, m, &encoding);
   return codes;
 }
