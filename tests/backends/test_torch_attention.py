@@ -11,33 +11,7 @@ from torch import nn
 
 import policy_core as pc
 
-MODES = ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only")
-FORMS = ("float32", "mixed_bfloat16", *(f"{mode}_from_float32" for mode in MODES))
-
-
-def seeded(make: Any) -> Any:
-    torch.manual_seed(0)
-    return make()
-
-
-def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def quantized(model: nn.Module) -> dict[str, bool]:
-    return {row.path: row.quantized for row in pc.report(model).rows}
-
-
-def close(y: torch.Tensor, wanted: torch.Tensor, part: float = 0.1) -> bool:
-    """Says whether two tensors differ by at most a part of the largest value."""
-    return bool((y.float() - wanted).abs().max() <= part * wanted.abs().max())
-
-
-def encoder(norm_first: bool = False) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(
-        16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first
-    )
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+from .torch_models import FORMS, close, encoder, inputs, quantized, seeded
 
 
 # torch warns of the nested tensors on the fused path of its own plain encoder.

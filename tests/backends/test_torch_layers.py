@@ -12,30 +12,7 @@ from torch.nn import functional as F
 import policy_core as pc
 from policy_torch import LayerAdapter
 
-MODES = ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only")
-FORMS = ("float32", "mixed_bfloat16", *(f"{mode}_from_float32" for mode in MODES))
-
-
-def seeded(make: Any) -> Any:
-    torch.manual_seed(0)
-    return make()
-
-
-def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def notes(model: nn.Module) -> dict[str, str]:
-    return {row.path: row.note for row in pc.report(model).rows}
-
-
-def quantized(model: nn.Module) -> dict[str, bool]:
-    return {row.path: row.quantized for row in pc.report(model).rows}
-
-
-def close(y: torch.Tensor, wanted: torch.Tensor, part: float = 0.1) -> bool:
-    """Says whether two tensors differ by at most a part of the largest value."""
-    return bool((y.float() - wanted).abs().max() <= part * wanted.abs().max())
+from .torch_models import FORMS, close, conv1d_of_hugging_face, inputs, notes, quantized, seeded
 
 
 @pytest.mark.parametrize("policy", FORMS)
@@ -169,24 +146,6 @@ def test_registered_layer_is_quantized() -> None:
         pc.register_layer(Tripled, 3)
     with pytest.raises(ValueError, match="Expected kind"):
         LayerAdapter(kind="dense")  # type: ignore[arg-type]
-
-
-def conv1d_of_hugging_face() -> type[nn.Module]:
-    """Gives a class as transformers has it: a linear layer with a weight of shape (in, out)."""
-
-    class Conv1D(nn.Module):
-        def __init__(self, nf: int, nx: int) -> None:
-            super().__init__()
-            self.nf = nf
-            self.weight = nn.Parameter(torch.randn(nx, nf))
-            self.bias = nn.Parameter(torch.randn(nf))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            shape = (*x.size()[:-1], self.nf)
-            return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
-
-    Conv1D.__module__ = "transformers.pytorch_utils"
-    return Conv1D
 
 
 @pytest.mark.parametrize("policy", FORMS)

@@ -16,9 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 import policy_core as pc
 
-
-def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from .torch_models import inputs
 
 
 class Named(nn.Linear):

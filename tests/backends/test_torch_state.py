@@ -3,7 +3,6 @@
 import copy
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,59 +10,16 @@ from torch import nn
 
 import policy_core as pc
 
-MODES = ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only")
-FORMS = ("float32", "mixed_bfloat16", *(f"{mode}_from_float32" for mode in MODES))
-
-
-def seeded(make: Any) -> Any:
-    torch.manual_seed(0)
-    return make()
-
-
-def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def quantized(model: nn.Module) -> dict[str, bool]:
-    return {row.path: row.quantized for row in pc.report(model).rows}
-
-
-def conv1d_of_hugging_face() -> type[nn.Module]:
-    """Gives a class as transformers has it: a linear layer with a weight of shape (in, out)."""
-
-    class Conv1D(nn.Module):
-        def __init__(self, nf: int, nx: int) -> None:
-            super().__init__()
-            self.nf = nf
-            self.weight = nn.Parameter(torch.randn(nx, nf))
-            self.bias = nn.Parameter(torch.randn(nf))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            shape = (*x.size()[:-1], self.nf)
-            return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
-
-    Conv1D.__module__ = "transformers.pytorch_utils"
-    return Conv1D
-
-
-def encoder(norm_first: bool = False) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(
-        16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first
-    )
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
-
-
-class Tied(nn.Module):
-    """A language model whose head shares the embedding's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(20, 8)
-        self.head = nn.Linear(8, 20, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embedding(ids))
+from .torch_models import (
+    FORMS,
+    MODES,
+    Tied,
+    conv1d_of_hugging_face,
+    encoder,
+    inputs,
+    quantized,
+    seeded,
+)
 
 
 @pytest.mark.parametrize("policy", FORMS)

@@ -14,38 +14,7 @@ import policy_core as pc
 import policy_torch
 from policy_core.errors import LayerError
 
-
-def seeded(make: Any) -> Any:
-    torch.manual_seed(0)
-    return make()
-
-
-def inputs(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def quantized(model: nn.Module) -> dict[str, bool]:
-    return {row.path: row.quantized for row in pc.report(model).rows}
-
-
-def encoder(norm_first: bool = False) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(
-        16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first
-    )
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
-
-
-class Tied(nn.Module):
-    """A language model whose head shares the embedding's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(20, 8)
-        self.head = nn.Linear(8, 20, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embedding(ids))
+from .torch_models import Tied, encoder, inputs, seeded
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "int8_from_float32"])
