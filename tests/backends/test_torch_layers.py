@@ -12,7 +12,16 @@ from torch.nn import functional as F
 import policy_core as pc
 from policy_torch import LayerAdapter
 
-from .torch_models import FORMS, close, conv1d_of_hugging_face, inputs, notes, quantized, seeded
+from .torch_models import (
+    FORMS,
+    MODES,
+    close,
+    conv1d_of_hugging_face,
+    inputs,
+    notes,
+    quantized,
+    seeded,
+)
 
 
 @pytest.mark.parametrize("policy", FORMS)
@@ -253,3 +262,66 @@ def test_packed_sequences() -> None:
     y, _ = model(packed)
     assert isinstance(y, nn.utils.rnn.PackedSequence)
     assert y.data.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bias", [None, torch.float32, torch.bfloat16], ids=str)
+def test_large_inputs_and_biases_of_any_dtype(bias: torch.dtype | None, mode: str) -> None:
+    """A bfloat16 input that holds 1e5 gives a finite result near the float one, for any bias."""
+    layer = seeded(lambda: nn.Linear(64, 8, bias=bias is not None))
+    x = inputs(4, 64).bfloat16()
+    x[1, 3] = 1e5
+    wanted = layer(x.float()).detach()
+    pc.wrap(layer, f"{mode}_from_mixed_bfloat16")
+    if bias is not None:
+        layer.bias = nn.Parameter(layer.bias.to(bias))
+    with torch.no_grad():
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert close(y, wanted, 0.05)
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8/dynamic"])
+@pytest.mark.parametrize("shape", [(1, 5, 2048), (2, 3, 4)], ids=str)
+def test_rows_have_scales_of_their_own(shape: tuple[int, ...], mode: str) -> None:
+    """Rows of amax 1 beside rows of amax 1000 are as exact as by themselves, over any leading axes."""
+    layer = seeded(lambda: nn.Linear(shape[-1], 16, bias=False))
+    x = inputs(*shape)
+    x = x / x.abs().amax(-1, keepdim=True)
+    x[0, ::2] *= 1000
+    pc.wrap(layer, f"{mode}_from_float32")
+    with torch.no_grad():
+        y = layer(x)
+        for i in range(shape[0]):
+            for j in range(shape[1]):
+                assert torch.equal(y[i, j], layer(x[i, j]))
+        # What the input's codes lose; the weight's are the same on both sides.
+        wanted = x @ layer.weight.t()
+    bound = 0.01 if mode == "int8" else 2**-4
+    norms = x.norm(dim=-1, keepdim=True) * layer.weight.norm(dim=-1)
+    assert ((y - wanted).abs() <= bound * norms).all()
+
+
+def test_default_policy_reaches_every_kind_of_layer() -> None:
+    """Under a float8 default policy linear layers quantize, norms and dropout follow the source, and
+    every layer does what it says.
+    """
+    with pc.policy_scope("float8_from_mixed_bfloat16"):
+        layers = [nn.Embedding(9, 8), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 4)]
+        model = pc.wrap(nn.Sequential(*layers))
+    assert quantized(model) == {"0": False, "1": False, "2": False, "3": True}
+    says = {row.path: row.policy for row in pc.report(model).rows}
+    assert says == {**dict.fromkeys("012", "mixed_bfloat16"), "3": "float8_from_mixed_bfloat16"}
+    seen = []
+    for layer in model:
+        layer.register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    model(torch.arange(9)).float().sum().backward()
+    assert seen == [torch.bfloat16] * 4
+    assert (model[3].input_amax_history > 0).sum() == 1
+
+
+def test_embeddings_and_linear_layers_meet_in_one_dtype() -> None:
+    """Rows of an embedding and a projection of floats can be added under a mixed policy."""
+    model = pc.wrap(nn.ModuleList([nn.Embedding(5, 4), nn.Linear(3, 4)]), "mixed_bfloat16")
+    ids, x = torch.arange(5), inputs(5, 3)
+    assert {model[0](ids).dtype, model[1](x).dtype} == {torch.bfloat16}

@@ -142,6 +142,12 @@ def test_nests_of_tensors_are_cast() -> None:
     assert nest.logits.dtype == torch.float32
 
 
+def test_casts_stay_on_the_tensors_device() -> None:
+    """A tensor is cast where it is; an array goes to the CPU."""
+    y = pc.convert_input({"x": torch.ones(2, device="meta")}, "mixed_bfloat16")["x"]
+    assert (y.device.type, y.dtype) == ("meta", torch.bfloat16)
+
+
 def test_fork_after_use() -> None:
     """A child of a fork, such as a DataLoader's worker, computes too, and does not hang."""
     # In a process of its own: JAX, where another test imported it, warns of every fork.

@@ -101,6 +101,40 @@ def test_to_meta_and_back() -> None:
     assert model.to_empty(device="cpu").weight_codes.dtype == torch.int8
 
 
+def test_delayed_scaling_state_moves_with_its_layer() -> None:
+    """Scales and amax histories are buffers: they have names, and `.to(device)` moves them."""
+    model = pc.wrap(nn.Linear(8, 4), "float8_from_float32")
+    roles = ("input", "weight", "output_grad")
+    names = {f"{role}_{part}" for role in roles for part in ("scale", "amax_history")}
+    assert dict(model.named_buffers()).keys() == names
+    assert {buffer.device.type for buffer in model.to("meta").buffers()} == {"meta"}
+
+
+def test_one_quantized_child_of_many(tmp_path: Path) -> None:
+    """A model with one quantized layer deep inside comes back from its file as it was."""
+    rules = {"layers/1/linear1": "int8_from_float32"}
+    model = pc.wrap(seeded(encoder), rules).eval()
+    pc.save(model, tmp_path / "m.safetensors")
+    loaded = pc.load(encoder(), tmp_path / "m.safetensors").eval()
+    wanted = {row.path: row.policy for row in pc.report(model).rows}
+    assert {row.path: row.policy for row in pc.report(loaded).rows} == wanted
+    assert [path for path, is_so in quantized(loaded).items() if is_so] == ["layers/1/linear1"]
+    x = inputs(2, 5, 16)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model(x))
+
+
+def test_mixed_state_loads_into_a_float_model() -> None:
+    """What was trained in mixed precision is a float32 state_dict, which a plain model loads."""
+
+    def plain() -> nn.Module:
+        return nn.Sequential(nn.Embedding(5, 4), nn.LSTM(4, 4), nn.Linear(4, 2), nn.LayerNorm(2))
+
+    state = pc.wrap(plain(), "mixed_bfloat16").state_dict()
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    plain().load_state_dict(state)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_state_dicts_hold_plain_codes(mode: str) -> None:
     """A state_dict has the codes under one name and in one form, however the layer keeps them."""
