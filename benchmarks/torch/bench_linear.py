@@ -1,7 +1,9 @@
 """A wrapped linear layer beside torch's own and what people use in its place.
 
-    python benchmarks/torch/bench_linear.py [--json FILE] [--what layers|training|all]
+    python benchmarks/torch/bench_linear.py [--json FILE] [--what layers|training|model|all]
         [--threads 2] [--rounds 5] [--small]
+
+With POLICY_NUM_THREADS=2 in the environment the kernels run on threads of their own, else on torch's.
 
 Every contender of a shape runs in this one process, in turn, `rounds` times round. Before its turn
 all threads are given time to fall asleep, and its first call of a turn is not counted. A time is the
@@ -38,6 +40,7 @@ POLICIES = (
     "float8/dynamic_from_mixed_bfloat16",
     "float8/weight_only_from_mixed_bfloat16",
 )
+MODEL = ("int8_from_float32", "int8_from_mixed_bfloat16", "float8_from_mixed_bfloat16")
 TRAINED = (
     "float32",
     "mixed_bfloat16",
@@ -85,6 +88,24 @@ def layer_calls(m: int, k: int, n: int, compiled: bool) -> Calls:
     return {name: lambda one=one, x=x: one(x) for name, (one, x) in layers.items()}
 
 
+def model_calls(rows: int, width: int) -> Calls:
+    """Gives a call of a transformer encoder of two layers, plain and under some policies."""
+
+    def fresh() -> nn.Module:
+        torch.manual_seed(0)
+        heads, inner = width // 64 or 1, 4 * width
+        layer = nn.TransformerEncoderLayer(width, heads, inner, activation="gelu", batch_first=True)
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+    x = torch.randn(1, rows, width)
+    half = x.bfloat16()
+    models = {"torch float32": (fresh(), x), "torch bfloat16": (fresh().bfloat16(), half)}
+    for policy in MODEL:
+        model = pc.freeze(pc.wrap(fresh(), policy))
+        models[policy] = model, half if "bfloat16" in policy else x
+    return {name: lambda one=one, x=x: one(x) for name, (one, x) in models.items()}
+
+
 def training_calls(m: int, k: int, n: int) -> Calls:
     """Gives a training step, forward and backward, under each policy."""
     x = torch.randn(m, k, requires_grad=True)
@@ -126,7 +147,7 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the times to a file too")
-    parser.add_argument("--what", choices=("layers", "training", "all"), default="all")
+    parser.add_argument("--what", choices=("layers", "training", "model", "all"), default="all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="small sizes, to see that it runs")
@@ -136,16 +157,22 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     shapes = [(3, 16, 24)] if options.small else SHAPES
     result: dict[str, Any] = {"cpu": cpu_name(), "torch": torch.__version__}
-    result |= {"threads": options.threads, "layers": {}, "training": {}}
+    result |= {"threads": options.threads, "layers": {}, "training": {}, "model": {}}
     print(f"{result['cpu']}, torch {result['torch']}, {options.threads} threads")
-    if options.what != "training":
+    if options.what in ("layers", "all"):
         with torch.inference_mode():
             for shape in shapes:
                 calls = layer_calls(*shape, compiled=not options.small)
                 title = "rows {} x in {} x out {}".format(*shape)
                 result["layers"][title] = medians(calls, options.rounds)
                 show(title, result["layers"][title])
-    if options.what != "layers":
+    if options.what in ("model", "all"):
+        with torch.inference_mode():
+            for rows, width in [(3, 16)] if options.small else [(1, 768), (16, 768), (128, 768)]:
+                title = f"encoder of two layers, rows {rows} x width {width}"
+                result["model"][title] = medians(model_calls(rows, width), options.rounds)
+                show(title, result["model"][title])
+    if options.what in ("training", "all"):
         shape = shapes[0] if options.small else (512, 4096, 4096)
         title = "training step, rows {} x in {} x out {}".format(*shape)
         result["training"][title] = medians(training_calls(*shape), options.rounds)

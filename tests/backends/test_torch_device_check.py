@@ -33,5 +33,5 @@ def test_benchmark_of_layers() -> None:
     """The benchmark names every contender and its time, and writes them to a file."""
     done = run("torch/bench_linear.py", "--small", "--rounds", "1", "--threads", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("quantize_dynamic", "int8_from_float32", "training step"):
+    for name in ("quantize_dynamic", "int8_from_float32", "training step", "encoder of two"):
         assert name in done.stdout

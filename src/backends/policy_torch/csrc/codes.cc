@@ -11,7 +11,7 @@
 namespace {
 
 /* So many elements are quantized by one thread at least. */
-constexpr int64_t kGrain = 1 << 16;
+constexpr int64_t kGrain = 1 << 18;
 /* So many bfloat16 are made float32 at a time: they stay in the first level cache. */
 constexpr int64_t kChunk = 4096;
 
