@@ -34,8 +34,9 @@ def main() -> None:
         arrays = x.numpy(), packed, layer.weight_scale.reshape(-1).numpy(), layer.bias.numpy()
         kernel = microseconds(lambda: policy_kernels.linear_s8(*arrays))
         print(f"{'policy_kernels.linear_s8 on numpy':40}{kernel:8.1f}")
-        for policy in ("int8_from_float32", "float8/weight_only_from_mixed_bfloat16"):
-            layer = pc.wrap(nn.Linear(64, 64), policy)
+        for mode in ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only"):
+            policy = f"{mode}_from_float32"
+            layer = pc.freeze(pc.wrap(nn.Linear(64, 64), policy))
             print(f"{policy:40}{microseconds(lambda one=layer: one(x)):8.1f}")
 
 

@@ -53,7 +53,7 @@ def arguments(name: str, x: torch.Tensor, bias: Any, dtype: torch.dtype) -> tupl
 def bits(x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(map(bits, x))
-    return x.contiguous().view(torch.uint8)
+    return x.reshape(-1).view(torch.uint8)
 
 
 def same(y: Any, wanted: Any) -> bool:
@@ -105,6 +105,10 @@ def test_codes_in_c_are_those_in_python(shape: tuple[int, ...], dtype: torch.dty
         x.view(-1)[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0])
     for some in (x, x[..., ::2], x.t() if x.ndim == 2 else x):
         assert same(OPS.quantize_rows_f8(some), _kernels.IN_PYTHON["quantize_rows_f8"](some))
+        for kind in (E4, E5):
+            assert same(OPS.scale_f8(some, kind), _kernels.IN_PYTHON["scale_f8"](some, kind))
+            finite = some.nan_to_num(0, 0, 0)
+            assert same(OPS.scale_f8(finite, kind), _kernels.IN_PYTHON["scale_f8"](finite, kind))
         for scale, kind in ((0.7, E4), (1e-3, E5), (torch.nan, E4)):
             given = (some, torch.tensor(scale), kind)
             assert same(OPS.encode_f8(*given), _kernels.IN_PYTHON["encode_f8"](*given))
@@ -154,6 +158,7 @@ def test_other_operators_keep_torchs_rules() -> None:
     x, packed, scale = floats(2, 3, K), _native.pack(codes()), floats(N).abs()
     for op, given in (
         (OPS.encode_f8, (x, torch.tensor(0.1), E4)),
+        (OPS.scale_f8, (x, E5)),
         (OPS.quantize_rows_f8, (x,)),
     ):
         torch.library.opcheck(op.default, given, test_utils="test_faketensor")

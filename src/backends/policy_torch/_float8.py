@@ -7,7 +7,8 @@ from torch import nn
 
 from policy_core import _scaling
 
-from ._ops import TorchOps, ops_for
+from . import _kernels
+from ._ops import ops_for
 
 State = tuple[torch.Tensor, torch.Tensor]
 """The buffers of one tensor role: the scale, shape (), and the amax history, shape (length,)."""
@@ -15,7 +16,9 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 def state_of(module: nn.Module, role: str) -> State:
     """Gives a role's buffers."""
-    return getattr(module, f"{role}_scale"), getattr(module, f"{role}_amax_history")
+    # Past nn.Module's slow way to attributes.
+    buffers: Any = module._buffers
+    return buffers[f"{role}_scale"], buffers[f"{role}_amax_history"]
 
 
 def is_training_call(module: nn.Module, rows: int) -> bool:
@@ -74,13 +77,6 @@ def _can_branch(x: torch.Tensor) -> bool:
     return not torch._C._are_functorch_transforms_active()
 
 
-def _amax(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
-    """Gives a tensor's amax, float32 of shape ()."""
-    # The largest of some floats is one of them: no float32 copy of all is needed.
-    largest: torch.Tensor = ops.amax(x, tuple(range(x.ndim)))
-    return largest.reshape(()).float()
-
-
 @torch.no_grad()
 def delayed_scale(
     state: State, x: torch.Tensor, dtype: str, moving: bool, group: Any = None
@@ -97,14 +93,14 @@ def delayed_scale(
     Returns:
         float32 of shape ().
     """
-    ops = ops_for(x)
-    before = _scaling.AmaxState(*state)
     if not moving and _can_branch(x):
         # inference_scale without what it would not use.
         if state[1].max().item() > 0:
             return state[0].clone()
-        return _scaling.scale_of(ops, _amax(ops, x), dtype)
-    largest = _amax(ops, x)
+        return _kernels.scale_f8(x, dtype)
+    ops = ops_for(x)
+    before = _scaling.AmaxState(*state)
+    largest = ops.amax_of_all(x)
     if not moving:
         scale: torch.Tensor = _scaling.inference_scale(ops, before, largest, dtype)
         return scale
@@ -142,8 +138,6 @@ class GradientScale:
 
     def __call__(self, dy: torch.Tensor) -> torch.Tensor:
         if self.state is None:
-            ops = ops_for(dy)
-            scale: torch.Tensor = _scaling.scale_of(ops, _amax(ops, dy), "float8_e5m2")
-            return scale
+            return _kernels.scale_f8(dy, "float8_e5m2")
         moving = self.moving and dy.shape[0] > 0
         return delayed_scale(self.state, dy, "float8_e5m2", moving, self.group)

@@ -19,7 +19,7 @@ import policy_kernels
 from policy_core import _scaling
 
 from . import _emulation, _native, _quantize, _scaled_mm, _stable
-from ._ops import TORCH_DTYPES, ops_for
+from ._ops import TORCH_DTYPES, dtype_name, ops_for
 from ._stable import OPERATIONS
 
 LIBRARY = torch.library.Library("policy_core_v1", "DEF")
@@ -42,6 +42,7 @@ _SCHEMAS = {
     "unpack": f"({_PACKED}) -> Tensor",
     "packed_rows": f"(Tensor ids, {_PACKED}, Tensor scale, ScalarType dtype) -> Tensor",
     "encode_f8": "(Tensor x, Tensor scale, ScalarType dtype) -> Tensor",
+    "scale_f8": "(Tensor x, ScalarType dtype) -> Tensor",
     "quantize_rows_f8": "(Tensor x) -> (Tensor, Tensor)",
 }
 for _name, _schema in _SCHEMAS.items():
@@ -179,6 +180,14 @@ def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: str) -> torch.Tensor:
     return _quantize.encode(x, scale, dtype)
 
 
+def scale_f8(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Gives the scale under which a tensor's amax is the largest code, float32 of shape ()."""
+    if _NATIVE_FLOAT8 and x.device.type == "cpu":
+        scale: torch.Tensor = torch.ops.policy_core_v1.scale_f8.default(x, TORCH_DTYPES[dtype])
+        return scale
+    return _scale_in_torch(x, TORCH_DTYPES[dtype])
+
+
 def quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gives the float8_e4m3fn codes of a matrix, and its rows' scales, float32 of shape (m,)."""
     if _NATIVE_FLOAT8 and x.device.type == "cpu":
@@ -257,6 +266,12 @@ def _packed_in_python(operation: str, *args: Any) -> torch.Tensor:
     return _native.linear(operation, x, x_scale, packed, n, codes, scale, bias, dtype)
 
 
+def _scale_in_torch(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    ops = ops_for(x)
+    scale: torch.Tensor = _scaling.scale_of(ops, ops.amax_of_all(x), dtype_name(dtype))
+    return scale
+
+
 def _on_cuda(operation: str, *args: Any) -> torch.Tensor:
     if operation == "linear_f8" and _scaled_mm.supported("cuda"):
         return _scaled_mm.linear_f8(*args)
@@ -279,6 +294,10 @@ def _fake_unpack(packed: torch.Tensor, n: int, k: int, codes: torch.dtype) -> to
 
 def _fake_packed_rows(ids: torch.Tensor, packed: Any, n: int, k: int, *args: Any) -> torch.Tensor:
     return ids.new_empty((*ids.shape, k), dtype=args[-1])
+
+
+def _fake_scale_f8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.new_empty((), dtype=torch.float32)
 
 
 def _fake_encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -309,6 +328,10 @@ def _vmapped_encode_f8(
     return torch.stack(
         [op(*one, dtype) for one in zip(xs, scale.unbind(scale_dim), strict=True)]
     ), 0
+
+
+def _vmapped_scale_f8(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
+    return _one_by_one(_op("scale_f8"), info, in_dims, args), 0
 
 
 def _vmapped_quantize_rows_f8(info: Any, in_dims: Any, x: torch.Tensor) -> Any:
@@ -348,6 +371,7 @@ IN_PYTHON: dict[str, Callable[..., Any]] = {
     "unpack": _native.unpack,
     "packed_rows": _native.packed_rows,
     "encode_f8": _native.encode_f8,
+    "scale_f8": _scale_in_torch,
     "quantize_rows_f8": _native.quantize_rows_f8,
 }
 """The operators on a CPU where there are none in C."""
@@ -358,10 +382,12 @@ def _register() -> None:
         "unpack": _fake_unpack,
         "packed_rows": _fake_packed_rows,
         "encode_f8": _fake_encode_f8,
+        "scale_f8": _fake_scale_f8,
         "quantize_rows_f8": _fake_quantize_rows_f8,
     }
     vmaps: dict[str, Callable[..., Any]] = {
         "encode_f8": _vmapped_encode_f8,
+        "scale_f8": _vmapped_scale_f8,
         "quantize_rows_f8": _vmapped_quantize_rows_f8,
     }
     for name in _SCHEMAS:

@@ -64,6 +64,11 @@ class TorchOps:
             return torch.maximum(high, -low).abs().reshape([1] * x.ndim)
         return torch.amax(x.abs(), axes, keepdim=True)
 
+    def amax_of_all(self, x: Any) -> Any:
+        """Gives the amax of a whole tensor, float32 of shape ()."""
+        # The largest of some floats is one of them: no float32 copy of all is needed.
+        return self.amax(x, tuple(range(x.ndim))).reshape(()).float()
+
     def maximum(self, x: Any, y: Any) -> Any:
         return torch.maximum(x, y)
 

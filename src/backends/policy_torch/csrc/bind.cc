@@ -41,6 +41,7 @@ constexpr Named kOperators[] = {
     {"unpack", boxed<unpack>},
     {"packed_rows", boxed<packed_rows>},
     {"encode_f8", boxed<encode_f8>},
+    {"scale_f8", boxed<scale_f8>},
     {"quantize_rows_f8", boxed<quantize_rows_f8>},
 };
 

@@ -72,6 +72,41 @@ void encode_all(Call& call, const TorchExecutor& executor, int64_t m, Encoding* 
   }
 }
 
+struct Amax {
+  const void* x;
+  bool bfloat16;
+  std::atomic<int32_t> bits; /* of the largest magnitude so far; those of a NaN are larger yet */
+};
+
+template <class Bits>
+int32_t largest_magnitude(const void* x, int64_t begin, int64_t end, int32_t mask) {
+  const Bits* values = static_cast<const Bits*>(x);
+  int32_t largest = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int32_t magnitude = static_cast<int32_t>(values[i]) & mask;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+void amax_of_part(int64_t begin, int64_t end, void* context) {
+  Amax* amax = static_cast<Amax*>(context);
+  const int32_t found = amax->bfloat16
+                            ? largest_magnitude<uint16_t>(amax->x, begin, end, 0x7fff) << 16
+                            : largest_magnitude<uint32_t>(amax->x, begin, end, 0x7fffffff);
+  int32_t before = amax->bits;
+  while (before < found && !amax->bits.compare_exchange_weak(before, found)) {
+  }
+}
+
+pk_format float8_kind(Call& call, int32_t dtype) {
+  const pk_format format = code_kind(dtype);
+  if (format != PK_F8_E4M3FN && format != PK_F8_E5M2) {
+    call.fail("policy_torch: expected float8_e4m3fn or float8_e5m2");
+  }
+  return format;
+}
+
 int64_t rows_of(const View& view) {
   int64_t m = 1;
   for (int64_t i = 0; i < view.dim - 1; ++i) m *= view.sizes[i];
@@ -116,11 +151,26 @@ View quantized_rows(Call& call, const TorchExecutor& executor, const View& x, Vi
 /* (x, scale, dtype) */
 void encode_f8(Call& call) {
   const View x = call.tensor(0), scale = call.tensor(1);
-  const pk_format format = code_kind(call.dtype(2));
-  if (format != PK_F8_E4M3FN && format != PK_F8_E5M2) {
-    call.fail("policy_torch: expected float8_e4m3fn or float8_e5m2");
-  }
+  const pk_format format = float8_kind(call, call.dtype(2));
   call.give(0, encoded(call, TorchExecutor(), x, scale, format));
+}
+
+/* (x, dtype) */
+void scale_f8(Call& call) {
+  const View x = call.tensor(0), floats = encodable(call, x, 1);
+  const pk_format format = float8_kind(call, call.dtype(1));
+  const View scale = call.empty(0, nullptr, dtypes.float32);
+  float* out = static_cast<float*>(call.data_of(scale));
+  if (call.failed()) return;
+  Amax amax = {floats.data, floats.dtype == dtypes.bfloat16, {0}};
+  TorchExecutor().parallel_for(floats.elements, kGrain, amax_of_part, &amax);
+  const int32_t bits = amax.bits;
+  float value;
+  uint8_t code;
+  memcpy(&value, &bits, sizeof(bits));
+  /* A row of the largest value alone has the tensor's scale. */
+  call.check(kernels.quantize_rows_f8(format, 1, 1, &value, 1, &code, 1, out));
+  call.give(0, scale);
 }
 
 /* (x) */

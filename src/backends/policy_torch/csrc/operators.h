@@ -16,6 +16,7 @@ void packed_linear_f8w(Call& call);
 void unpack(Call& call);
 void packed_rows(Call& call);
 void encode_f8(Call& call);
+void scale_f8(Call& call);
 void quantize_rows_f8(Call& call);
 
 /* Floats as float8 codes under one scale, of one float32. */
