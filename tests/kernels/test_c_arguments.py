@@ -36,7 +36,8 @@ def buffers():
 
 
 # Each function's arguments in order: a name with a value, or with the buffer it points to.
-SIZES = [("executor", None), ("m", M), ("n", N), ("k", K)]
+ON = ("executor", None)
+SIZES = [ON, ("m", M), ("n", N), ("k", K)]
 X = [("x", "x"), ("ldx", K)]
 FLOATS = [("x_dtype", 0), *X]
 X8 = [("x", "x8"), ("ldx", K)]
@@ -54,6 +55,8 @@ FUNCTIONS = {
     "pk_decode_f8": [("format", 0), ("n", K), ("codes", "x8"), ("y", "y")],
     "pk_pack": [*PACK, ("w", "plain"), ("ldw", K), ("packed", "room")],
     "pk_unpack": [*PACK, ("packed", "packed"), ("w", "codes"), ("ldw", K)],
+    "pk_pack_on": [ON, *PACK, ("w", "plain"), ("ldw", K), ("packed", "room")],
+    "pk_unpack_on": [ON, *PACK, ("packed", "packed"), ("w", "codes"), ("ldw", K)],
     "pk_linear_s8": S8,
     "pk_linear_s8_codes": [*SIZES, *SCALED_X8, *SCALED_W, *OUT],
     "pk_linear_s8w": S8,
@@ -159,7 +162,7 @@ def test_unknown_dtypes_are_refused(native, function, name, value):
     refused(native, function, f"{name} to be 0 (float32)", **{name: value})
 
 
-@pytest.mark.parametrize("function", ["pk_pack", "pk_unpack"])
+@pytest.mark.parametrize("function", ["pk_pack", "pk_unpack", "pk_pack_on", "pk_unpack_on"])
 @pytest.mark.parametrize("value", [-1, 3])
 def test_unknown_codes_are_refused(native, function, value):
     """Codes are of three kinds."""
@@ -190,7 +193,7 @@ class Executor(ctypes.Structure):
     )
 
 
-@pytest.mark.parametrize("function", [f for f in FUNCTIONS if "linear" in f])
+@pytest.mark.parametrize("function", [f for f in FUNCTIONS if ON in FUNCTIONS[f]])
 @pytest.mark.parametrize("threads", [-1, 0, 2])
 def test_an_executor_that_cannot_run_is_refused(native, function, threads):
     """There is at least one thread, and with more a way to reach them."""

@@ -54,6 +54,8 @@ _SIGNATURES: dict[str, tuple[type, Sequence[type]]] = {
     "pk_packed_bytes": (c_int32, [_SIZE, _SIZE, _POINTER]),
     "pk_pack": (c_int32, [_KIND, _SIZE, _SIZE, *_ROWS, _POINTER]),
     "pk_unpack": (c_int32, [_KIND, _SIZE, _SIZE, _POINTER, *_ROWS]),
+    "pk_pack_on": (c_int32, [_POINTER, _KIND, _SIZE, _SIZE, *_ROWS, _POINTER]),
+    "pk_unpack_on": (c_int32, [_POINTER, _KIND, _SIZE, _SIZE, _POINTER, *_ROWS]),
     "pk_linear_s8": (c_int32, _LINEAR),
     "pk_linear_s8_codes": (c_int32, [*_HEAD, *_ROWS, *[_POINTER] * 3, *_OUT]),
     "pk_linear_s8w": (c_int32, _LINEAR),

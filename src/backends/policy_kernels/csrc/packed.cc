@@ -113,10 +113,52 @@ bool packed_bytes(int64_t n, int64_t k, int64_t* bytes) {
          !__builtin_add_overflow(*bytes, int64_t{63 + sizeof(PackedHeader)}, bytes);
 }
 
-void run(void (*body)(void*, int64_t), Packing& job) {
+void run(const pk_executor* executor, void (*body)(void*, int64_t), Packing& job) {
   // A panel is copied at some 4 bytes per nanosecond.
   const int64_t nanoseconds = job.packed.panels() * job.packed.blocks() * kPanelBlockBytes / 4;
-  parallel_for(nullptr, threads_for(nullptr, nanoseconds), job.packed.panels(), body, &job);
+  parallel_for(executor, threads_for(executor, nanoseconds), job.packed.panels(), body, &job);
+}
+
+pk_status pack(const char* name, const pk_executor* executor, pk_format code, int64_t n, int64_t k,
+               const void* w, int64_t ldw, void* packed) {
+  Checks checks(name);
+  checks.executor(executor);
+  checks.code("code", code);
+  checks.size("n", n);
+  checks.size("k", k);
+  checks.matrix("w", static_cast<const uint8_t*>(w), n, k, ldw);
+  checks.vector("packed", static_cast<const char*>(packed), 1);
+  if (!checks.ok()) return checks.status();
+  int64_t bytes;
+  const pk_status status = pk_packed_bytes(n, k, &bytes);
+  if (status != PK_OK) return status;
+  PackedHeader header{};
+  std::memcpy(header.magic, kPackedMagic, sizeof header.magic);
+  header.n = n;
+  header.k = k;
+  header.code = code;
+  const uintptr_t start = (reinterpret_cast<uintptr_t>(packed) + 63) / 64 * 64;
+  std::memcpy(reinterpret_cast<void*>(start), &header, sizeof header);
+  if (n == 0 || k == 0) return PK_OK;
+  uint8_t* rows = const_cast<uint8_t*>(static_cast<const uint8_t*>(w));
+  Packing job{Packed(packed), rows, ldw};
+  run(executor, pack_panel, job);
+  return PK_OK;
+}
+
+pk_status unpack(const char* name, const pk_executor* executor, pk_format code, int64_t n,
+                 int64_t k, const void* packed, void* w, int64_t ldw) {
+  Checks checks(name);
+  checks.executor(executor);
+  checks.code("code", code);
+  checks.size("n", n);
+  checks.size("k", k);
+  checks.packed("packed", packed, n, k, code);
+  checks.matrix("w", static_cast<uint8_t*>(w), n, k, ldw);
+  if (!checks.ok() || n == 0 || k == 0) return checks.status();
+  Packing job{Packed(packed), static_cast<uint8_t*>(w), ldw};
+  run(executor, unpack_panel, job);
+  return PK_OK;
 }
 
 }  // namespace
@@ -135,40 +177,20 @@ pk_status pk_packed_bytes(int64_t n, int64_t k, int64_t* bytes) {
 }
 
 pk_status pk_pack(pk_format code, int64_t n, int64_t k, const void* w, int64_t ldw, void* packed) {
-  pk::Checks checks("pk_pack");
-  checks.code("code", code);
-  checks.size("n", n);
-  checks.size("k", k);
-  checks.matrix("w", static_cast<const uint8_t*>(w), n, k, ldw);
-  checks.vector("packed", static_cast<const char*>(packed), 1);
-  if (!checks.ok()) return checks.status();
-  int64_t bytes;
-  const pk_status status = pk_packed_bytes(n, k, &bytes);
-  if (status != PK_OK) return status;
-  pk::PackedHeader header{};
-  std::memcpy(header.magic, pk::kPackedMagic, sizeof header.magic);
-  header.n = n;
-  header.k = k;
-  header.code = code;
-  const uintptr_t start = (reinterpret_cast<uintptr_t>(packed) + 63) / 64 * 64;
-  std::memcpy(reinterpret_cast<void*>(start), &header, sizeof header);
-  if (n == 0 || k == 0) return PK_OK;
-  uint8_t* rows = const_cast<uint8_t*>(static_cast<const uint8_t*>(w));
-  pk::Packing job{pk::Packed(packed), rows, ldw};
-  pk::run(pk::pack_panel, job);
-  return PK_OK;
+  return pk::pack("pk_pack", nullptr, code, n, k, w, ldw, packed);
+}
+
+pk_status pk_pack_on(const pk_executor* executor, pk_format code, int64_t n, int64_t k,
+                     const void* w, int64_t ldw, void* packed) {
+  return pk::pack("pk_pack_on", executor, code, n, k, w, ldw, packed);
 }
 
 pk_status pk_unpack(pk_format code, int64_t n, int64_t k, const void* packed, void* w,
                     int64_t ldw) {
-  pk::Checks checks("pk_unpack");
-  checks.code("code", code);
-  checks.size("n", n);
-  checks.size("k", k);
-  checks.packed("packed", packed, n, k, code);
-  checks.matrix("w", static_cast<uint8_t*>(w), n, k, ldw);
-  if (!checks.ok() || n == 0 || k == 0) return checks.status();
-  pk::Packing job{pk::Packed(packed), static_cast<uint8_t*>(w), ldw};
-  pk::run(pk::unpack_panel, job);
-  return PK_OK;
+  return pk::unpack("pk_unpack", nullptr, code, n, k, packed, w, ldw);
+}
+
+pk_status pk_unpack_on(const pk_executor* executor, pk_format code, int64_t n, int64_t k,
+                       const void* packed, void* w, int64_t ldw) {
+  return pk::unpack("pk_unpack_on", executor, code, n, k, packed, w, ldw);
 }

@@ -166,10 +166,18 @@ PK_API pk_status pk_packed_bytes(int64_t n, int64_t k, int64_t* bytes);
 PK_API pk_status pk_pack(pk_format code, int64_t n, int64_t k, const void* w, int64_t ldw,
                          void* packed);
 
+/* pk_pack on an executor; NULL for the library's own threads. */
+PK_API pk_status pk_pack_on(const pk_executor* executor, pk_format code, int64_t n, int64_t k,
+                            const void* w, int64_t ldw, void* packed);
+
 /* The exact inverse of pk_pack; n, k and code must be those that it was given.
  * w [n][k], row stride ldw (out) */
 PK_API pk_status pk_unpack(pk_format code, int64_t n, int64_t k, const void* packed, void* w,
                            int64_t ldw);
+
+/* pk_unpack on an executor; NULL for the library's own threads. */
+PK_API pk_status pk_unpack_on(const pk_executor* executor, pk_format code, int64_t n, int64_t k,
+                              const void* packed, void* w, int64_t ldw);
 
 /* y = float32(acc) * (x_scale * w_scale) + bias, where x's rows are first quantized as
  * pk_quantize_rows_s8 does and acc is the int32 sum of code products. The multiplications and the

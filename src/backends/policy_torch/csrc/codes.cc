@@ -192,7 +192,8 @@ void unpack(Call& call) {
   const View codes = call.empty(2, sizes, dtype);
   void* out = call.data_of(codes);
   if (call.failed()) return;
-  call.check(kernels.unpack(code_kind(dtype), n, k, w, out, k > 0 ? k : 1));
+  call.check(
+      kernels.unpack_on(TorchExecutor().get(), code_kind(dtype), n, k, w, out, k > 0 ? k : 1));
   call.give(0, codes);
 }
 

@@ -8,7 +8,8 @@
 /* True in the child of a fork. torch's own pool has no threads there, and waits for them. */
 extern bool forked;
 
-/* True where someone asked the kernels for a number of threads: it goes before torch's. */
+/* True where someone asked the kernels for another number of threads than their default: it goes
+ * before torch's. */
 bool threads_were_asked_for();
 
 class TorchExecutor {

@@ -9,8 +9,8 @@ struct Kernels {
   decltype(&pk_last_error) last_error;
   decltype(&pk_num_threads) num_threads;
   decltype(&pk_packed_bytes) packed_bytes;
-  decltype(&pk_pack) pack;
-  decltype(&pk_unpack) unpack;
+  decltype(&pk_pack_on) pack_on;
+  decltype(&pk_unpack_on) unpack_on;
   decltype(&pk_linear_s8) linear_s8;
   decltype(&pk_linear_s8w) linear_s8w;
   decltype(&pk_linear_f8) linear_f8;

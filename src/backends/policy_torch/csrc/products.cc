@@ -91,9 +91,9 @@ void multiply(Call& call, Product product) {
   const Rows x = call.rows(product.x, codes ? product.x.dtype : float_or_float32(product.x.dtype));
   if (codes) check_vector(call, "an input's scale", product.x_scale, x.m, true);
   Weight weight;
-  const void* w = product.packed
-                      ? weight.packed(call, product.weight, product.n, product.k)
-                      : weight.pack(call, product.weight, product.code, product.n, product.k);
+  const void* w = product.packed ? weight.packed(call, product.weight, product.n, product.k)
+                                 : weight.pack(call, executor.get(), product.weight, product.code,
+                                               product.n, product.k);
   product.scale = call.dense(product.scale, dtypes.float32);
   if (codes) product.x_scale = call.dense(product.x_scale, dtypes.float32);
   if (product.bias) product.bias = call.dense(product.bias, float_or_float32(product.bias.dtype));

@@ -29,12 +29,13 @@ class Weight {
   }
 
   /* Codes of shape (n, k), packed here. */
-  const void* pack(Call& call, const View& codes, pk_format code, int64_t n, int64_t k) {
+  const void* pack(Call& call, const pk_executor* executor, const View& codes, pk_format code,
+                   int64_t n, int64_t k) {
     const int64_t bytes = size(call, n, k);
     /* torch turns a matrix ten times faster than the kernels do. */
     const View dense = call.dense(codes, codes.dtype);
     if (call.failed() || !allocate(call, bytes)) return nullptr;
-    call.check(kernels.pack(code, n, k, dense.data, k > 0 ? k : 1, owned_));
+    call.check(kernels.pack_on(executor, code, n, k, dense.data, k > 0 ? k : 1, owned_));
     return owned_;
   }
 
