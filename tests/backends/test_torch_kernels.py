@@ -12,7 +12,7 @@ import policy_kernels
 import policy_numpy as pn
 from policy_core.testing import same_bits
 from policy_numpy import _kernels as reference
-from policy_torch import _emulation, _kernels, _native, _scaled_mm
+from policy_torch import _emulation, _kernels, _native, _operators, _scaled_mm
 from policy_torch._casting import to_numpy
 
 SIZES = list(product((0, 1, 2, 8, 15, 16, 17, 33), (1, 15, 63, 64, 65), (1, 7, 31, 33)))
@@ -31,7 +31,7 @@ def ops(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(_native, "outruns_torch", lambda operation: False)
     if "without" in request.param:
         monkeypatch.setattr(_emulation, "int_mm_is_exact", lambda device: False)
-    return SimpleNamespace(**_kernels.IN_PYTHON)
+    return SimpleNamespace(**_operators.IN_PYTHON)
 
 
 def floats(m: int, k: int, seed: int) -> Any:

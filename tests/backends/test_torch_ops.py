@@ -1,25 +1,20 @@
-"""torch's operators on a CPU: those in C and those in Python are one, and where each of them runs."""
+"""torch's operators on a CPU: those in C and those in Python are one, and what they refuse."""
 
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import policy_kernels
-from policy_torch import _kernels, _native, _stable
+from policy_torch import _native, _operators, _stable
 
-CSRC = Path(__file__).parents[2] / "src/backends/policy_torch/csrc"
 OPS = torch.ops.policy_core_v1
 E4, E5, S8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 N, K = 31, 65
 
+pytestmark = pytest.mark.skipif(not policy_kernels.available(), reason="no native kernels")
 needs_c = pytest.mark.skipif(
     bool(_stable.reason_against()), reason=f"operators in Python: {_stable.reason_against()}"
 )
@@ -64,7 +59,7 @@ def same(y: Any, wanted: Any) -> bool:
     )
 
 
-PRODUCTS = [*_kernels.OPERATIONS, *(f"packed_{one}" for one in _kernels.OPERATIONS)]
+PRODUCTS = [*_stable.OPERATIONS, *(f"packed_{one}" for one in _stable.OPERATIONS)]
 INPUTS = {
     "matrix": lambda: floats(5, K),
     "one row": lambda: floats(1, K),
@@ -90,7 +85,7 @@ def test_products_in_c_are_those_in_python(name: str, x: Any) -> None:
         given = arguments(name, x().to(dtype), bias, dtype)
         y = getattr(OPS, name)(*given)
         assert y.shape == (*x().shape[:-1], N)
-        assert same(y, _kernels.IN_PYTHON[name](*given))
+        assert same(y, _operators.IN_PYTHON[name](*given))
 
 
 @needs_c
@@ -104,14 +99,14 @@ def test_codes_in_c_are_those_in_python(shape: tuple[int, ...], dtype: torch.dty
     if x.numel() > 4:
         x.view(-1)[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0])
     for some in (x, x[..., ::2], x.t() if x.ndim == 2 else x):
-        assert same(OPS.quantize_rows_f8(some), _kernels.IN_PYTHON["quantize_rows_f8"](some))
+        assert same(OPS.quantize_rows_f8(some), _operators.IN_PYTHON["quantize_rows_f8"](some))
         for kind in (E4, E5):
-            assert same(OPS.scale_f8(some, kind), _kernels.IN_PYTHON["scale_f8"](some, kind))
+            assert same(OPS.scale_f8(some, kind), _operators.IN_PYTHON["scale_f8"](some, kind))
             finite = some.nan_to_num(0, 0, 0)
-            assert same(OPS.scale_f8(finite, kind), _kernels.IN_PYTHON["scale_f8"](finite, kind))
+            assert same(OPS.scale_f8(finite, kind), _operators.IN_PYTHON["scale_f8"](finite, kind))
         for scale, kind in ((0.7, E4), (1e-3, E5), (torch.nan, E4)):
             given = (some, torch.tensor(scale), kind)
-            assert same(OPS.encode_f8(*given), _kernels.IN_PYTHON["encode_f8"](*given))
+            assert same(OPS.encode_f8(*given), _operators.IN_PYTHON["encode_f8"](*given))
 
 
 @needs_c
@@ -128,7 +123,7 @@ def test_reading_back_in_c_is_that_in_python(kind: torch.dtype) -> None:
             given = (ids, packed, N, K, kind, scale, dtype)
             y = OPS.packed_rows(*given)
             assert y.shape == (*shape, K)
-            assert same(y, _kernels.IN_PYTHON["packed_rows"](*given))
+            assert same(y, _operators.IN_PYTHON["packed_rows"](*given))
 
 
 @needs_c
@@ -208,7 +203,7 @@ def wrong() -> dict[str, tuple[str, tuple[Any, ...], str]]:
 
 
 @needs_c
-@pytest.mark.parametrize("case", wrong())
+@pytest.mark.parametrize("case", wrong() if policy_kernels.available() else ())
 def test_wrong_arguments_are_refused(case: str) -> None:
     """What does not fit is an error that says what was expected and what came; nothing leaks."""
     name, given, said = wrong()[case]
@@ -251,181 +246,3 @@ def test_threads_may_call_at_once() -> None:
         thread.join()
     assert len(right) == 4 * 20 * len(PRODUCTS)
     assert all(right)
-
-
-# Where they run.
-
-
-def run(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={k: v for k, v in os.environ.items() if k != "POLICY_NUM_THREADS"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_declarations_are_those_of_the_installed_torch(tmp_path: Path) -> None:
-    """Every function that the operators call has the type that torch's own headers give it."""
-    compiler = shutil.which("c++")
-    include = Path(torch.__file__).parent / "include"
-    if compiler is None or not (include / "torch/csrc/stable/c/shim.h").exists():
-        pytest.skip("there is no C++ compiler, or torch came without headers")
-    source = """
-#include <type_traits>
-#include "torch_shim.h"
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/c/shim.h>
-#define COMPARE(result, name, arguments) \\
-  static_assert(std::is_same_v<decltype(shim::Functions::name), decltype(&::name)>);
-POLICY_TORCH_SHIM(COMPARE)
-#if TORCH_FEATURE_VERSION >= TORCH_VERSION_2_13_0
-COMPARE(, torch_delete_stable_ivalue, )
-#endif
-static_assert(shim::kVersion == TORCH_VERSION_2_10_0);
-static_assert(std::is_same_v<shim::Value, StableIValue>);
-"""
-    probe = "static_assert(std::is_same_v<decltype(shim::Functions::aoti_torch_get_dim), int>);"
-    for text, compiles in ((source, True), (source + probe, False)):
-        (tmp_path / "compare.cc").write_text(text)
-        command = [compiler, "-std=c++20", "-fsyntax-only", "-I", str(CSRC), "-I", str(include)]
-        command.append(str(tmp_path / "compare.cc"))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode == 0) is compiles, done.stderr
-
-
-LAYERS = """
-import pathlib, sys, torch
-from torch import nn
-if HIDE:
-    exists = pathlib.Path.exists
-    pathlib.Path.exists = lambda self: self.name != "libpolicy_torch.so" and exists(self)
-import policy_core as pc
-for mode in ("int8", "int8/weight_only", "float8", "float8/dynamic", "float8/weight_only"):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 20))
-    pc.freeze(pc.wrap(model, f"{mode}_from_mixed_bfloat16"))
-    x = torch.randn(2, 3, 40, requires_grad=True)
-    y = model(x)
-    y.float().square().sum().backward()
-    print(mode, y.view(torch.int16).tolist(), x.grad.tolist())
-    print(pc.report(model).rows[0].note, file=sys.stderr)
-"""
-
-
-@needs_c
-def test_without_the_library_the_report_says_so() -> None:
-    """Without the C operators those in Python give the same bits, and each row says what it costs."""
-    hidden = LAYERS.replace("HIDE", "True")
-    done = subprocess.run(
-        [sys.executable, "-c", hidden], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == run(LAYERS.replace("HIDE", "False"))
-    said = done.stderr.splitlines()
-    assert len(said) == 5
-    assert all("operators in Python" in one for one in said)
-    assert all("libpolicy_torch.so was not built" in one for one in said)
-
-
-def test_a_library_that_cannot_be_used_is_an_error(tmp_path: Path, monkeypatch: Any) -> None:
-    """A library that is damaged or of another version is never passed over."""
-    assert _stable.load([str(tmp_path)]) is None
-    (tmp_path / _stable.LIBRARY_NAME).write_bytes(b"no library")
-    with pytest.raises(policy_kernels.KernelsBrokenError, match="expected a library that loads"):
-        _stable.load([str(tmp_path)])
-
-
-@needs_c
-def test_a_library_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version is compared before anything is called."""
-    import policy_torch
-
-    monkeypatch.setattr(_stable._loader, "ABI_VERSION", _stable._loader.ABI_VERSION + 1)
-    with pytest.raises(policy_kernels.KernelsBrokenError, match="expected ABI version"):
-        _stable.load(policy_torch.__path__)
-
-
-@needs_c
-def test_the_library_needs_torch_only_when_it_is_bound() -> None:
-    """In a process without torch the library loads, and says what it misses."""
-    import policy_torch
-
-    place = next(p for folder in policy_torch.__path__ for p in Path(folder).glob("*.so"))
-    code = f"""
-import ctypes
-library = ctypes.CDLL({str(place)!r})
-library.policy_torch_missing.restype = ctypes.c_char_p
-print(library.policy_torch_missing().decode())
-"""
-    assert run(code).strip() == "libtorch_cpu.so"
-
-
-THREADS = """
-import os, torch, policy_kernels, policy_core as pc
-torch.set_num_threads(1)  # nothing before the product makes threads
-policy_kernels.set_num_threads(1)
-layer = pc.wrap(torch.nn.Linear(1024, 1024), "int8_from_float32")
-x = torch.zeros(256, 1024)
-torch.set_num_threads({torch_threads})
-policy_kernels.set_num_threads(None)
-{before}
-tasks = lambda: len(os.listdir("/proc/self/task"))
-count = tasks()
-with torch.no_grad():
-    layer(x)
-    # Codes that are not packed yet, and codes that are made and read, stay on as many.
-    ops, codes, scale = torch.ops.policy_core_v1, layer.weight_codes, layer.weight_scale
-    ops.linear_s8(x, codes, scale, None, torch.float32)
-    ops.quantize_rows_f8(x)
-print(tasks() - count)
-"""
-
-
-@needs_c
-@pytest.mark.parametrize(
-    ("torch_threads", "before", "environment", "made"),
-    [
-        (1, "", {}, 0),
-        (3, "", {}, 2),
-        (1, "policy_kernels.set_num_threads(4)", {}, 3),
-        (1, "", {"POLICY_NUM_THREADS": "3"}, 2),
-        (3, "", {"POLICY_NUM_THREADS": "1"}, 0),
-    ],
-    ids=["one", "torch's", "asked of the kernels", "asked in the environment", "asked for one"],
-)
-def test_threads(torch_threads: int, before: str, environment: Any, made: int) -> None:
-    """A product runs on torch's threads, `torch.set_num_threads` counts, unless the kernels were
-    asked for a number of their own.
-    """
-    code = THREADS.format(torch_threads=torch_threads, before=before)
-    assert run(code, **environment).strip() == str(made)
-
-
-@needs_c
-def test_fork_after_use_of_torchs_threads() -> None:
-    """After a fork a product runs on the kernels' own threads: torch's are gone, and would hang."""
-    code = """
-import os, torch, policy_core as pc
-torch.set_num_threads(2)
-layers = [
-    pc.freeze(pc.wrap(torch.nn.Linear(1024, 1024), f"{mode}_from_float32"))
-    for mode in ("int8", "float8/weight_only", "float8/dynamic")
-]
-x = torch.ones(256, 1024)
-bits = lambda y: y.numpy().tobytes()
-with torch.no_grad():
-    wanted = [layer(x) for layer in layers]
-    pid = os.fork()
-    if pid == 0:
-        # torch.equal would hang here: it waits for torch's threads.
-        right = all(bits(layer(x)) == bits(y) for layer, y in zip(layers, wanted))
-        own = len(os.listdir("/proc/self/task"))
-        os._exit(0 if right and own > 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert all(torch.equal(layer(x), y) for layer, y in zip(layers, wanted))
-"""
-    run(code)
