@@ -114,6 +114,28 @@ def test_a_library_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_c
+def test_a_torch_without_the_interface_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that lacks a function is no error, and named; an operator that torch refuses is one."""
+
+    class Library:
+        missing, refused = b"torch_library_impl", b"linear_s8"
+
+        def policy_torch_missing(self) -> bytes:
+            return self.missing
+
+        def policy_torch_bind(self, *arguments: Any) -> bytes:
+            return self.refused
+
+    library = Library()
+    monkeypatch.setattr(_stable, "load", lambda folders: library)
+    again = _stable.reason_against.__wrapped__
+    assert again() == "this torch has no torch_library_impl; torch 2.10 has"
+    library.missing = b""
+    with pytest.raises(policy_kernels.KernelsBrokenError, match="refused the operator linear_s8"):
+        again()
+
+
+@needs_c
 def test_the_library_needs_torch_only_when_it_is_bound() -> None:
     """In a process without torch the library loads, and says what it misses."""
     import policy_torch
