@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from policy_core import _scaling
 from policy_core._casting import convert
 from policy_core._plan import STATE_SUFFIXES, Plan
 from policy_core._scaling import AmaxState
 
 from . import _delayed, _kernels, _native
-from ._ops import Array, numpy_dtype
+from ._ops import OPS, Array, numpy_dtype
 from ._quantize import dequantize, encode, quantize
 
 Tensors = dict[str, Array]
@@ -173,7 +174,7 @@ def _gradient(
             result.update(_named("output_grad", tells))
         else:
             scale = _delayed.inference_scale(state, amax_now, how.gradient_codes)
-    return dequantize(encode(dy, scale, how.gradient_codes), scale)
+    return dequantize(_encoded(how, dy, scale, how.gradient_codes), scale)
 
 
 def is_state(name: str, tensors: Any) -> bool:
@@ -199,8 +200,8 @@ def _input_codes(how: Recipe, x: Array, tensors: Tensors, state: Tensors) -> tup
         assert role is not None
         amax_now, _ = _delayed.batch_amax(x, role.amax_history)
         scale = _delayed_scale(how, "input", role, amax_now, how.input_codes, state)
-        return encode(x, scale, how.input_codes), scale
-    return quantize(x, how.input_codes, (x.ndim - 1,))
+        return _encoded(how, x, scale, how.input_codes), scale
+    return _quantized(how, x, how.input_codes)
 
 
 def _weight_codes(how: Recipe, tensors: Tensors, state: Tensors) -> tuple[Array, Array]:
@@ -212,9 +213,22 @@ def _weight_codes(how: Recipe, tensors: Tensors, state: Tensors) -> tuple[Array,
         assert role is not None
         amax_now = jnp.max(jnp.abs(weight.astype(jnp.float32)), initial=0.0)
         scale = _delayed_scale(how, "weight", role, amax_now, how.weight_codes, state)
-        return encode(weight, scale, how.weight_codes), scale
-    codes, column = quantize(weight, how.weight_codes, (1,))
+        return _encoded(how, weight, scale, how.weight_codes), scale
+    codes, column = _quantized(how, weight, how.weight_codes)
     return codes, column.reshape(-1)
+
+
+def _quantized(how: Recipe, x: Array, dtype: str) -> tuple[Array, Array]:
+    """Gives float8 codes and a scale for each row."""
+    if not how.native:
+        return quantize(x, dtype, (x.ndim - 1,))
+    scale = _scaling.scale_of(OPS, _scaling.amax(OPS, x, (x.ndim - 1,)), dtype)
+    return _encoded(how, x, scale, dtype), scale
+
+
+def _encoded(how: Recipe, x: Array, scale: Array, dtype: str) -> Array:
+    """Gives float8 codes under a given scale, which XLA on CPU makes several times slower."""
+    return _native.encode(x, scale, dtype) if how.native else encode(x, scale, dtype)
 
 
 def _delayed_scale(

@@ -1,0 +1,116 @@
+"""How a call of the kernels is spread over a mesh of devices: by rows, and by output channels.
+
+XLA's partitioner knows nothing about a custom call, and would gather all that it is given on each
+device. So each axis of each operand and of the result gets a name. Axes of one name are spread
+alike; an axis without a name, such as a contracted one, is whole on every device. A packed weight
+has panels of 32 channels for its first axis, which is spread as the channels are.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ._ops import Array
+
+CHANNELS = "n"
+PANEL = 32
+"""Channels of a panel of a packed weight."""
+
+Names = tuple[str, ...]
+"""A name for each axis; `""` for one that is whole on every device."""
+
+
+def row_names(rank: int) -> Names:
+    """Gives names for leading axes."""
+    return tuple(f"row{i}" for i in range(rank))
+
+
+def spread(
+    call: Callable[..., Array], n: int, operands: Sequence[Names], result: Names, packed: int | None
+) -> Callable[..., Array]:
+    """Gives a function of the operands that XLA's partitioner can spread.
+
+    Args:
+        call: Takes the number of channels at hand, and operands; gives the result.
+        n: How many channels there are.
+        operands: Names of their axes.
+        result: Names of its axes.
+        packed: Which operand is a packed weight; None if none is.
+    """
+    if packed is not None and n % PANEL:
+        # Its last panel is not full: the channels of a device would be no whole panels.
+        operands, result = [_without_channels(o) for o in operands], _without_channels(result)
+        packed = None
+    operands = tuple(operands)
+
+    def partition(mesh: Any, given: Any, shape: Any) -> tuple[Any, Any, Any, Any]:
+        axes = _axes_of([(result, shape)])
+        ways = _ways(mesh, axes.get(CHANNELS))
+        if n % (ways if packed is None else ways * PANEL):
+            del axes[CHANNELS]
+            ways = 1
+        shardings = tuple(_sharding(mesh, axes, names) for names in operands)
+        local = functools.partial(call, n // ways)
+        return mesh, local, _sharding(mesh, axes, result), shardings
+
+    def infer(mesh: Any, given: Any, shape: Any) -> Any:
+        axes = _axes_of([*zip(operands, given, strict=True)])
+        return _sharding(mesh, axes, result)
+
+    spreading = custom_partitioning(functools.partial(call, n))
+    rule, sizes = _rule(operands, result, packed)
+    whole = tuple(sorted(set(rule.replace("->", ",").replace(",", " ").split()) & _WHOLE))
+    spreading.def_partition(
+        partition, infer, sharding_rule=rule, need_replication_factors=whole, **sizes
+    )
+    return spreading
+
+
+_WHOLE = frozenset(f"whole{i}" for i in range(64))
+
+
+def _without_channels(names: Names) -> Names:
+    return tuple("" if name == CHANNELS else name for name in names)
+
+
+def _axes_of(values: Sequence[tuple[Names, Any]]) -> dict[str, Any]:
+    """Gives the mesh axes over which each name is spread; a mesh axis serves one name."""
+    axes: dict[str, Any] = {}
+    taken: set[str] = set()
+    for names, value in values:
+        spec = value.sharding.spec if value.sharding is not None else ()
+        for name, over in zip(names, spec, strict=False):
+            own = set(over if isinstance(over, tuple) else (over,)) - {None}
+            if name and own and name not in axes and not own & taken:
+                axes[name] = over
+                taken |= own
+    return axes
+
+
+def _ways(mesh: Any, over: Any) -> int:
+    own = over if isinstance(over, tuple) else (() if over is None else (over,))
+    return math.prod(mesh.shape[axis] for axis in own)
+
+
+def _sharding(mesh: Any, axes: dict[str, Any], names: Names) -> NamedSharding:
+    return NamedSharding(mesh, P(*(axes.get(name) for name in names)))
+
+
+def _rule(
+    operands: Sequence[Names], result: Names, packed: int | None
+) -> tuple[str, dict[str, int]]:
+    """Gives Shardy's rule, an einsum over axes, in which channels are (panels, channels in one)."""
+    whole = iter(sorted(_WHOLE, key=lambda name: int(name[5:])))
+
+    def text(names: Names, is_packed: bool) -> str:
+        channels = CHANNELS if packed is None or is_packed else f"({CHANNELS} within)"
+        return " ".join(channels if name == CHANNELS else (name or next(whole)) for name in names)
+
+    left = ", ".join(text(names, i == packed) for i, names in enumerate(operands))
+    sizes = {} if packed is None else {"within": PANEL}
+    return f"{left} -> {text(result, False)}", sizes
