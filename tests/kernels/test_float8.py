@@ -157,8 +157,10 @@ def test_rows_with_given_scales_are_encoded_each_by_itself(isa, format, one):
     strides = [700, 0 if one else 1, 700]
     operands = [v for pair in zip(pointers, strides, strict=True) for v in pair]
     check(library().pk_encode_rows_f8(None, number, *x.shape, *operands))
-    wanted = [pk.encode_f8(row, float(s), format) for row, s in zip(x, np.resize(scale, 90))]
+    wanted = [
+        pk.encode_f8(row, float(s), format) for row, s in zip(x, np.resize(scale, 90), strict=True)
+    ]
     np.testing.assert_array_equal(codes, wanted)
+    scale[-1] = 0
     with pytest.raises(ValueError, match="scale"):
-        scale[-1] = 0
         check(library().pk_encode_rows_f8(None, number, *x.shape, *operands))
