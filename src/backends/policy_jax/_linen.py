@@ -189,7 +189,10 @@ def form(name: str, arrays: dict[str, Any], siblings: Any) -> Form:
     elif len(shape) >= 4:
         contracted = len(shape) - 1  # a convolution
     if not contracted:
-        reason = f"the shape {shape} of its kernel does not tell which axes are contracted"
+        reason = (
+            f"the shape {shape} of its kernel does not tell which axes are contracted, or it is "
+            "of layers that nn.scan or nn.vmap stacked"
+        )
         return Form("linear", left_out=reason)
     axes = Axes(tuple(range(contracted, len(shape))), tuple(range(contracted)))
     return Form("linear", "kernel", axes)

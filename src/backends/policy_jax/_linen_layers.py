@@ -129,7 +129,8 @@ class PolicyLinen:
             reason = f": {what.left_out}" if what.left_out else ""
             raise TypeError(
                 f"At {'/'.join(context.module.path)!r} a {type(context.module).__name__} computes "
-                f"that cannot use codes of its weight{reason}. Give this path a float policy."
+                f"that cannot use codes of its weight{reason}. Layers under nn.scan and nn.vmap are "
+                "such, with their stacked kernels. Give this path a float policy."
             )
         if what.kind == "embedding":
             return _embedding(context.module, name, plan, *args, **kwargs)

@@ -10,7 +10,7 @@ from flax.nnx.nn import dtypes as nnx_dtypes
 
 from policy_core._plan import LayerKind
 
-from ._forms import IN_OUT, OUT_IN, Arrange, Axes, Equation, as_they_are, general, patches
+from ._forms import IN_OUT, OUT_IN, Arrange, Axes, Equation, as_they_are, general, patches, stacked
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,10 @@ def form(layer: nnx.Module, plain: type) -> Form:
         reason = f"{plain.__name__} overrides __call__; it follows the source policy"
         return Form(kind, left_out=reason)
     if base is nnx.Embed:
-        return Form("embedding", "embedding", OUT_IN)
-    reason = _own_functions(layer)
+        reason = _stacked(layer, "embedding", 2)
+        what = Form("embedding", "embedding", OUT_IN)
+        return Form("embedding", left_out=reason) if reason else what
+    reason = _own_functions(layer) or _stacked(layer, "kernel", _weight_axes(layer))
     if reason:
         return Form("linear", left_out=reason)
     return {
@@ -69,6 +71,21 @@ def form(layer: nnx.Module, plain: type) -> Form:
         nnx.Einsum: _einsum,
         nnx.Conv: lambda conv: convolution(conv, tuple(conv.kernel_size)),
     }[base](layer)
+
+
+def _stacked(layer: Any, name: str, ndim: int) -> str:
+    # A quantized layer has no such variable.
+    weight = getattr(layer, name, None)
+    return "" if weight is None else stacked(weight.get_value().shape, ndim)
+
+
+def _weight_axes(layer: Any) -> int:
+    """Gives how many axes the kernel of one layer has."""
+    if isinstance(layer, nnx.LinearGeneral):
+        return len(layer.batch_axis) + len(layer.in_features) + len(layer.out_features)
+    if isinstance(layer, nnx.Einsum):
+        return len(layer.kernel_shape)
+    return len(layer.kernel_size) + 2 if isinstance(layer, nnx.Conv) else 2
 
 
 def _own_functions(layer: Any) -> str:
