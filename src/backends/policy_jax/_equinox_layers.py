@@ -31,7 +31,7 @@ _NORMS = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm)
 _QUANTIZABLE = (eqx.nn.Linear, eqx.nn.Embedding, eqx.nn.Conv)
 
 
-def form(layer: eqx.Module) -> Form:
+def form(layer: Any) -> Form:
     """Gives what a plain layer is."""
     plain = type(layer)
     if isinstance(layer, _NORMS):
@@ -108,8 +108,9 @@ class PolicyLayer(eqx.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Gives the layer's output under its policy; arguments as the plain layer takes them."""
         plan = self.wrapping.plan
+        layer: Any = self.layer
         if not plan.autocast:
-            return self.layer(*args, **kwargs)
+            return layer(*args, **kwargs)
         args, kwargs = _layers.cast_nest((args, kwargs), plan.compute_dtype)
         if plan.quantized:
             return self._quantized(*args, **kwargs)

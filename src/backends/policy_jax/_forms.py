@@ -189,7 +189,7 @@ def patches(
             (size + sum(pad) - r) // s + 1
             for size, pad, r, s in zip(spatial, pads, reach, strides, strict=True)
         )
-        taps = [()]
+        taps: list[tuple[int, ...]] = [()]
         for k in kernel_size:
             taps = [(*tap, i) for tap in taps for i in range(k)]
         parts = []

@@ -89,7 +89,7 @@ def packed(codes: Array) -> Array:
     return placed_like(memory, codes)
 
 
-def unpacked(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
+def unpacked(packed: Array, shape: tuple[int, ...], dtype: str) -> Array:
     """Gives the codes that were packed, of a shape (n, k) and a dtype."""
     memory = as_numpy(packed)
     if memory.ctypes.data % _ALIGNMENT:

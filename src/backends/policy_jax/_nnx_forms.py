@@ -1,6 +1,7 @@
 """What the known layers of flax nnx are: their kind, their weight's axes, how they take rows."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ class Form:
 
 _NORMS = (nnx.LayerNorm, nnx.RMSNorm, nnx.BatchNorm, nnx.GroupNorm, nnx.InstanceNorm)
 # The names that files and other frameworks have for the same tensors.
-FILE_NAMES = {
+FILE_NAMES: dict[Any, dict[str, str]] = {
     **{key: {"scale": "weight", "mean": "running_mean", "var": "running_var"} for key in _NORMS},
     nnx.Embed: {"embedding": "weight"},
 }
@@ -47,7 +48,7 @@ def known_base(plain: type) -> type | None:
     return next((base for base in plain.__mro__ if base in known), None)
 
 
-def form(layer: nnx.Module, plain: type) -> Form:
+def form(layer: Any, plain: type) -> Form:
     """Gives what a layer is, from its plain class and its attributes."""
     base = known_base(plain)
     if base is None:
@@ -65,12 +66,14 @@ def form(layer: nnx.Module, plain: type) -> Form:
     reason = _own_functions(layer) or _stacked(layer, "kernel", _weight_axes(layer))
     if reason:
         return Form("linear", left_out=reason)
-    return {
+    if base is nnx.Conv:
+        return convolution(layer, tuple(layer.kernel_size))
+    forms: dict[Any, Callable[[Any], Form]] = {
         nnx.Linear: _linear,
         nnx.LinearGeneral: _linear_general,
         nnx.Einsum: _einsum,
-        nnx.Conv: lambda conv: convolution(conv, tuple(conv.kernel_size)),
-    }[base](layer)
+    }
+    return forms[base](layer)
 
 
 def _stacked(layer: Any, name: str, ndim: int) -> str:
