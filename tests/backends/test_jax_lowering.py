@@ -23,11 +23,25 @@ def _as_on_an_accelerator(monkeypatch):
     monkeypatch.setattr(_native, "reason_against", lambda: "for this test")
 
 
-def lowered(mode, platform):
+def lowered(mode, platform, gradient=False):
     """The StableHLO of a product in bfloat16, for a platform."""
     values = np.random.default_rng(0).standard_normal((64, 48), np.float32)
     w = policy_jax.quantize_array(values, f"{mode}_from_mixed_bfloat16")
     assert w.wrapping.plan.kernel.endswith("_xla")
+
+    def loss(x, tensors):
+        own = policy_jax.QuantizedArray({**w.tensors, **tensors}, w.axes, w.shape, w.wrapping)
+        return jnp.square((x @ own).astype(jnp.float32)).sum()
+
+    floats = {"weight": w.tensors["weight"]} if w.wrapping.plan.trainable else {}
+    if gradient:
+        given = jax.ShapeDtypeStruct((32, 64), jnp.bfloat16), floats
+        return (
+            jax.jit(jax.grad(loss, argnums=(0, 1)))
+            .trace(*given)
+            .lower(lowering_platforms=(platform,))
+            .as_text()
+        )
     given = jax.ShapeDtypeStruct((32, 64), jnp.bfloat16), w
     return jax.jit(lambda x, w: x @ w).trace(*given).lower(lowering_platforms=(platform,)).as_text()
 
@@ -43,6 +57,26 @@ def dots(text):
 def test_the_product_is_written_on_the_codes(mode, platform):
     """The one product multiplies codes by codes: no compiler need find a pattern to see it."""
     assert dots(lowered(mode, platform)) == [PRODUCTS[mode]]
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_gradients_are_products_of_codes(platform):
+    """Under delayed scaling both gradients multiply e5m2 by e4m3 codes, as one scale serves each."""
+    backward = ("f8E5M2", "f8E4M3FN", "f32")
+    assert dots(lowered("float8", platform, gradient=True)) == [
+        PRODUCTS["float8"],
+        backward,
+        backward,
+    ]
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8/dynamic"])
+def test_gradients_are_in_the_compute_dtype(mode):
+    """Where scales are summed over, gradients multiply what codes stand for, in the compute dtype."""
+    forward, *backward = dots(lowered(mode, "cuda", gradient=True))
+    assert forward == PRODUCTS[mode]
+    assert set(backward) == {("bf16", "bf16", "f32")}
+    assert len(backward) == (1 if mode == "int8" else 2)
 
 
 @pytest.mark.parametrize("mode", ["float8", "float8/dynamic"])

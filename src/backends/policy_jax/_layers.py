@@ -12,8 +12,9 @@ from policy_core._plan import STATE_SUFFIXES, Plan
 from policy_core._scaling import AmaxState
 
 from . import _delayed, _kernels, _native
+from ._kernels import Operand
 from ._ops import OPS, Array, numpy_dtype
-from ._quantize import dequantize, encode, quantize
+from ._quantize import encode, quantize
 
 Tensors = dict[str, Array]
 
@@ -136,20 +137,16 @@ def _backward(how: Recipe, residuals: Any, cotangents: Any) -> tuple[Array, dict
     # Calls outside training, and without rows, hand on what the calls after them told.
     if gradient_state is not None and not how.training:
         result.update({name: told[name] for name in _named("output_grad", gradient_state)})
-    g = dy
+    g: Operand = (dy, None)
     if how.gradient_codes is not None and dy.size and (how.trainable or not how.delayed):
         g = _gradient(how, dy, gradient_state, _role(told, "output_grad"), result)
+    multiply = functools.partial(_kernels.gradient_product, how.native, how.compute_dtype, g)
     if multiplied is not None:
-        x = dequantize(*multiplied)
-        dw = jax.lax.dot_general(
-            g, x, ((leading, leading), ((), ())), precision=jax.lax.Precision.HIGHEST
-        )
-        result["weight"] = dw.astype(variable_dtype)
+        result["weight"] = multiply(multiplied, (leading, leading)).astype(variable_dtype)
     column = scale if scale.ndim == 0 else scale[:, None]
     if _native.is_packed(codes):
         codes = _native.unpacked_inside(codes, how.shape, how.weight_codes)
-    weight = dequantize(codes, column)
-    dx = _kernels.product(g, weight.T)
+    dx = multiply((codes, column), ((dy.ndim - 1,), (0,)))
     # None is every dtype's "no gradient": float0 for integer codes, zeros for scales and states.
     return dx.astype(numpy_dtype(how.compute_dtype)), {name: result.get(name) for name in names}
 
@@ -159,8 +156,8 @@ _linear.defvjp(_forward, _backward)
 
 def _gradient(
     how: Recipe, dy: Array, state: AmaxState | None, told: AmaxState | None, result: Tensors
-) -> Array:
-    """Gives the output gradient as its codes hold it, and in training adds what it tells."""
+) -> Operand:
+    """Gives the output gradient's codes and scale, and in training adds what it tells."""
     assert how.gradient_codes is not None
     if state is None:
         empty = _delayed.no_state(1)
@@ -174,7 +171,7 @@ def _gradient(
             result.update(_named("output_grad", tells))
         else:
             scale = _delayed.inference_scale(state, amax_now, how.gradient_codes)
-    return dequantize(_encoded(how, dy, scale, how.gradient_codes), scale)
+    return _encoded(how, dy, scale, how.gradient_codes), scale
 
 
 def is_state(name: str, tensors: Any) -> bool:
