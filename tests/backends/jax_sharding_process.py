@@ -59,7 +59,6 @@ def check_products(failures):
                 if (
                     batch == "batch"
                     and "all-gather" in call.lower(state, sharded(x, x_spec)).compile().as_text()
-                    and name != "contraction"
                 ):
                     failures.append((mode, name, batch, "an all-gather"))
 
