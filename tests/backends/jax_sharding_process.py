@@ -142,6 +142,49 @@ def check_channels_that_fill_no_panels(failures):
                 failures.append(("panels", n, spec, "gathered"))
 
 
+def check_explicit_mesh(failures):
+    """On a mesh that is a part of types, as jax.make_mesh makes it, results and gradients are typed."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    assert AxisType.Explicit in mesh.axis_types
+
+    def put(array, spec):
+        return jax.device_put(jnp.asarray(array), NamedSharding(mesh, spec))
+
+    def loss(x, w):
+        y = x @ w
+        return jnp.square(y).sum(), y
+
+    x, weight = inputs(8, 32, seed=2), inputs(32, 256)
+    for mode in MODES:
+        policy = f"{mode}_from_float32"
+        native = policy_jax.quantize_array(weight, policy)
+        replicated = jax.tree.map(lambda a: put(a, P()), native)
+        spread = policy_jax.quantize_array(put(weight, P(None, "model")), policy)
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        (_, wanted), wanted_gradient = step(x, native)
+        for name, w, channels in (("kernels", replicated, None), ("xla", spread, "model")):
+            (_, y), gradient = step(put(x, P("data")), w)
+            what = (mode, "explicit", name)
+            if y.sharding.spec != P("data", channels):
+                failures.append((*what, "type", y.sharding))
+            if gradient.sharding.spec != P("data", None):
+                failures.append((*what, "type of the gradient", gradient.sharding))
+            if mode == "int8" and not np.array_equal(y, wanted):
+                failures.append((*what, "bits"))
+            if not np.allclose(y, wanted, rtol=1e-5, atol=1e-4):
+                failures.append((*what, "values"))
+            if not np.allclose(gradient, wanted_gradient, rtol=1e-4, atol=1e-2):
+                failures.append((*what, "gradient"))
+    embed = pc.wrap(nnx.Embed(16, 8, rngs=nnx.Rngs(0)), "int8_from_float32")
+    graph, state = nnx.split(embed)
+    wanted = embed(jnp.arange(8))
+    state = jax.tree.map(lambda a: put(a, P()), state)
+    call = jax.jit(lambda state, ids: nnx.merge(graph, state)(ids))
+    y = call(state, put(jnp.arange(8), P("data")))
+    if y.sharding.spec != P("data", None) or not np.array_equal(y, wanted):
+        failures.append(("explicit", "embedding", y.sharding))
+
+
 def check_training(failures):
     """A float8 training step over a sharded batch and sharded channels is that of one device."""
     for mode in ("float8", "float8/dynamic"):
@@ -209,6 +252,7 @@ def main():
     check_products(failures)
     check_wrapped_first(failures)
     check_channels_that_fill_no_panels(failures)
+    check_explicit_mesh(failures)
     check_training(failures)
     check_data_parallel_state(failures)
     check_global_state(failures)

@@ -15,6 +15,7 @@ from . import _delayed, _kernels, _native
 from ._kernels import Operand
 from ._ops import OPS, Array, numpy_dtype
 from ._quantize import encode, quantize
+from ._spread import explicit_mesh, rows_sharding, taken_sharding, typed_sharding
 
 Tensors = dict[str, Array]
 
@@ -78,7 +79,14 @@ def linear(how: Recipe, x: Array, tensors: Tensors) -> tuple[Array, Tensors]:
         raise ValueError(f"Expected an input of shape (..., {width}). Received shape {x.shape}.")
     if x.size == 0:
         how = how._replace(training=False)
-    return _jitted_linear(how, x, tensors)
+    call = functools.partial(_jitted_linear, how)
+    weight = tensors["weight"]
+    mesh = explicit_mesh(x, weight)
+    if mesh is not None:
+        # XLA's partitioner spreads what is inside; its ends have the types that JAX then knows.
+        state = {n: typed_sharding(mesh, t) for n, t in tensors.items() if is_state(n, tensors)}
+        call = jax.sharding.auto_axes(call, out_sharding=(rows_sharding(mesh, x, weight), state))
+    return call(x, tensors)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -250,9 +258,17 @@ def frozen_weight(how: Recipe, tensors: Tensors) -> tuple[Array, Array]:
     return codes, scale.reshape((1, 1) if how.delayed else (-1, 1))
 
 
-@functools.partial(jax.jit, static_argnums=3)
 def embedding(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
     """Gives the rows of a quantized table in a dtype; arguments as `_kernels.rows` takes them."""
+    call = functools.partial(_embedding, dtype)
+    mesh = explicit_mesh(ids, codes)
+    if mesh is not None:
+        call = jax.sharding.auto_axes(call, out_sharding=taken_sharding(mesh, ids))
+    return call(codes, scale, ids)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _embedding(dtype: str, codes: Array, scale: Array, ids: Array) -> Array:
     return _kernels.rows(codes, jax.lax.stop_gradient(scale), ids, numpy_dtype(dtype))
 
 

@@ -184,7 +184,7 @@ def _check_out_sharding(out_sharding: Any) -> None:
     if out_sharding is not None:
         raise NotImplementedError(
             f"A quantized layer takes no out_sharding yet. Received: {out_sharding!r}. "
-            "Use jax.lax.with_sharding_constraint on its output."
+            "Use jax.lax.with_sharding_constraint, or jax.sharding.reshard, on its output."
         )
 
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ._ops import Array
@@ -78,6 +79,38 @@ def _without_channels(names: Names) -> Names:
     return tuple("" if name == CHANNELS else name for name in names)
 
 
+def explicit_mesh(*arrays: Array) -> Any:
+    """Gives the mesh that is a part of the arrays' types, as `jax.make_mesh` makes them; else None."""
+    for array in arrays:
+        mesh = jax.typeof(array).sharding.mesh
+        if AxisType.Explicit in mesh.axis_types:
+            return mesh
+    return None
+
+
+def typed_sharding(mesh: Any, array: Array) -> NamedSharding:
+    """Gives the sharding in an array's type, over a mesh."""
+    return NamedSharding(mesh, jax.typeof(array).sharding.spec)
+
+
+def rows_sharding(mesh: Any, x: Array, weight: Array) -> NamedSharding:
+    """Gives the sharding of a product's type: rows as those of `x`, channels as the weight's."""
+    rows = tuple(jax.typeof(x).sharding.spec)[: x.ndim - 1]
+    channels = (*jax.typeof(weight).sharding.spec, None)[0]
+    return NamedSharding(mesh, P(*rows, None if _flat(channels) & _flat(*rows) else channels))
+
+
+def taken_sharding(mesh: Any, ids: Array) -> NamedSharding:
+    """Gives the sharding of the type of rows that ids have taken from a table."""
+    spec = jax.typeof(ids).sharding.spec
+    return NamedSharding(mesh, P(*spec, *(None,) * (ids.ndim + 1 - len(spec))))
+
+
+def _flat(*parts: Any) -> set[str]:
+    """Gives the mesh axes that entries of a PartitionSpec name."""
+    return {a for part in parts for a in (part if isinstance(part, tuple) else (part,))} - {None}
+
+
 def _axes_of(values: Sequence[tuple[Names, Any]]) -> dict[str, Any]:
     """Gives the mesh axes over which each name is spread; a mesh axis serves one name."""
     axes: dict[str, Any] = {}
@@ -85,7 +118,7 @@ def _axes_of(values: Sequence[tuple[Names, Any]]) -> dict[str, Any]:
     for names, value in values:
         spec = value.sharding.spec if value.sharding is not None else ()
         for name, over in zip(names, spec, strict=False):
-            own = set(over if isinstance(over, tuple) else (over,)) - {None}
+            own = _flat(over)
             if name and own and name not in axes and not own & taken:
                 axes[name] = over
                 taken |= own
@@ -93,8 +126,7 @@ def _axes_of(values: Sequence[tuple[Names, Any]]) -> dict[str, Any]:
 
 
 def _ways(mesh: Any, over: Any) -> int:
-    own = over if isinstance(over, tuple) else (() if over is None else (over,))
-    return math.prod(mesh.shape[axis] for axis in own)
+    return math.prod(mesh.shape[axis] for axis in _flat(over))
 
 
 def _sharding(mesh: Any, axes: dict[str, Any], names: Names) -> NamedSharding:
