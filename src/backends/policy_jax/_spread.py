@@ -4,6 +4,9 @@ XLA's partitioner knows nothing about a custom call, and would gather all that i
 device. So each axis of each operand and of the result gets a name. Axes of one name are spread
 alike; an axis without a name, such as a contracted one, is whole on every device. A packed weight
 has panels of 32 channels for its first axis, which is spread as the channels are.
+
+Where a mesh's axes are explicit, the types of arrays say how they are spread, and the last functions
+here say so of what products give.
 """
 
 import functools
@@ -64,46 +67,16 @@ def spread(
         return _sharding(mesh, axes, result)
 
     spreading = custom_partitioning(functools.partial(call, n))
-    rule, sizes = _rule(operands, result, packed)
-    whole = tuple(sorted(set(rule.replace("->", ",").replace(",", " ").split()) & _WHOLE))
+    rule, whole = _rule(operands, result, packed)
+    sizes = {} if packed is None else {"within": PANEL}
     spreading.def_partition(
         partition, infer, sharding_rule=rule, need_replication_factors=whole, **sizes
     )
     return spreading
 
 
-_WHOLE = frozenset(f"whole{i}" for i in range(64))
-
-
 def _without_channels(names: Names) -> Names:
     return tuple("" if name == CHANNELS else name for name in names)
-
-
-def explicit_mesh(*arrays: Array) -> Any:
-    """Gives the mesh that is a part of the arrays' types, as `jax.make_mesh` makes them; else None."""
-    for array in arrays:
-        mesh = jax.typeof(array).sharding.mesh
-        if AxisType.Explicit in mesh.axis_types:
-            return mesh
-    return None
-
-
-def typed_sharding(mesh: Any, array: Array) -> NamedSharding:
-    """Gives the sharding in an array's type, over a mesh."""
-    return NamedSharding(mesh, jax.typeof(array).sharding.spec)
-
-
-def rows_sharding(mesh: Any, x: Array, weight: Array) -> NamedSharding:
-    """Gives the sharding of a product's type: rows as those of `x`, channels as the weight's."""
-    rows = tuple(jax.typeof(x).sharding.spec)[: x.ndim - 1]
-    channels = (*jax.typeof(weight).sharding.spec, None)[0]
-    return NamedSharding(mesh, P(*rows, None if _flat(channels) & _flat(*rows) else channels))
-
-
-def taken_sharding(mesh: Any, ids: Array) -> NamedSharding:
-    """Gives the sharding of the type of rows that ids have taken from a table."""
-    spec = jax.typeof(ids).sharding.spec
-    return NamedSharding(mesh, P(*spec, *(None,) * (ids.ndim + 1 - len(spec))))
 
 
 def _flat(*parts: Any) -> set[str]:
@@ -135,14 +108,46 @@ def _sharding(mesh: Any, axes: dict[str, Any], names: Names) -> NamedSharding:
 
 def _rule(
     operands: Sequence[Names], result: Names, packed: int | None
-) -> tuple[str, dict[str, int]]:
-    """Gives Shardy's rule, an einsum over axes, in which channels are (panels, channels in one)."""
-    whole = iter(sorted(_WHOLE, key=lambda name: int(name[5:])))
+) -> tuple[str, tuple[str, ...]]:
+    """Gives Shardy's rule, an einsum over axes, and the names in it of axes that must be whole.
 
-    def text(names: Names, is_packed: bool) -> str:
-        channels = CHANNELS if packed is None or is_packed else f"({CHANNELS} within)"
-        return " ".join(channels if name == CHANNELS else (name or next(whole)) for name in names)
+    Where a weight is packed, channels are two axes in one: panels, and channels within a panel.
+    """
+    whole: list[str] = []
+    texts = []
+    for i, names in enumerate((*operands, result)):
+        channels = CHANNELS if packed is None or i == packed else f"({CHANNELS} within)"
+        text = []
+        for name in names:
+            if not name:
+                whole.append(f"whole{len(whole)}")
+            text.append(channels if name == CHANNELS else name or whole[-1])
+        texts.append(" ".join(text))
+    return f"{', '.join(texts[:-1])} -> {texts[-1]}", tuple(whole)
 
-    left = ", ".join(text(names, i == packed) for i, names in enumerate(operands))
-    sizes = {} if packed is None else {"within": PANEL}
-    return f"{left} -> {text(result, False)}", sizes
+
+def explicit_mesh(*arrays: Array) -> Any:
+    """Gives the mesh that is a part of the arrays' types, as `jax.make_mesh` makes them; else None."""
+    for array in arrays:
+        mesh = jax.typeof(array).sharding.mesh
+        if AxisType.Explicit in mesh.axis_types:
+            return mesh
+    return None
+
+
+def typed_sharding(mesh: Any, array: Array) -> NamedSharding:
+    """Gives the sharding in an array's type, over a mesh."""
+    return NamedSharding(mesh, jax.typeof(array).sharding.spec)
+
+
+def rows_sharding(mesh: Any, x: Array, weight: Array) -> NamedSharding:
+    """Gives the sharding of a product's type: rows as those of `x`, channels as the weight's."""
+    rows = tuple(jax.typeof(x).sharding.spec)[: x.ndim - 1]
+    channels = (*jax.typeof(weight).sharding.spec, None)[0]
+    return NamedSharding(mesh, P(*rows, None if _flat(channels) & _flat(*rows) else channels))
+
+
+def taken_sharding(mesh: Any, ids: Array) -> NamedSharding:
+    """Gives the sharding of the type of rows that ids have taken from a table."""
+    spec = jax.typeof(ids).sharding.spec
+    return NamedSharding(mesh, P(*spec, *(None,) * (ids.ndim + 1 - len(spec))))
