@@ -250,7 +250,8 @@ def main():
     assert jax.device_count() == 8
     failures = []
     check_products(failures)
-    check_wrapped_first(failures)
+    if not policy_jax.register():  # the kernels are there
+        check_wrapped_first(failures)
     check_channels_that_fill_no_panels(failures)
     check_explicit_mesh(failures)
     check_training(failures)
