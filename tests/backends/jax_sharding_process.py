@@ -5,6 +5,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -185,6 +186,42 @@ def check_explicit_mesh(failures):
         failures.append(("explicit", "embedding", y.sharding))
 
 
+def trained(mesh, wraps_first):
+    """The losses of some float8 training steps on an explicit mesh."""
+    layer = nnx.Linear(32, 64, rngs=nnx.Rngs(0))
+    if wraps_first:
+        pc.wrap(layer, "float8_from_float32")
+    with jax.set_mesh(mesh):
+        for _, variable in nnx.iter_graph(layer):
+            if isinstance(variable, nnx.Variable):
+                over = P(None, "model") if variable[...].ndim == 2 else P()
+                variable.set_value(jax.device_put(variable[...], NamedSharding(mesh, over)))
+        pc.wrap(layer, "float8_from_float32")
+        x = jax.device_put(jnp.asarray(inputs(8, 32)), NamedSharding(mesh, P("data")))
+        optimizer = nnx.Optimizer(layer, optax.sgd(1e-2), wrt=nnx.Param)
+        wanted = nnx.DiffState(0, (nnx.Param, policy_jax.Float8GradientState))
+
+        @nnx.jit
+        def step(layer, optimizer, x):
+            loss, gradients = nnx.value_and_grad(
+                lambda layer: jnp.square(layer(x)).mean(), argnums=wanted
+            )(layer)
+            policy_jax.apply_gradient_state(layer, gradients)
+            optimizer.update(layer, nnx.filter_state(gradients, nnx.Param))
+            return loss
+
+        losses = [float(step(layer, optimizer, x)) for _ in range(3)]
+    return losses, int((layer.output_grad_amax_history[...] > 0).sum())
+
+
+def check_explicit_training(failures):
+    """On an explicit mesh a model trains, wrapped before it was sharded or after, with one outcome."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    (first, entries), (second, _) = trained(mesh, True), trained(mesh, False)
+    if not np.allclose(first, second, rtol=1e-5) or not first[0] > first[-1] or entries != 3:
+        failures.append(("explicit", "training", first, second, entries))
+
+
 def check_training(failures):
     """A float8 training step over a sharded batch and sharded channels is that of one device."""
     for mode in ("float8", "float8/dynamic"):
@@ -254,6 +291,7 @@ def main():
         check_wrapped_first(failures)
     check_channels_that_fill_no_panels(failures)
     check_explicit_mesh(failures)
+    check_explicit_training(failures)
     check_training(failures)
     check_data_parallel_state(failures)
     check_global_state(failures)
