@@ -1,10 +1,13 @@
-"""Times one linear layer of n by k, jitted, under every policy, against flax and the raw kernel.
+"""Times linear layers, jitted, under every policy, against flax, qwix, Keras and the raw kernel.
 
-Every contender takes its turn in each round, so that a noisy moment of the machine falls on all of
-them; the table has medians in microseconds. qwix and Keras take part where they are installed
-(Keras with KERAS_BACKEND=jax).
+Contenders take turns, so that a noisy moment of the machine falls on all of them. A turn is some
+calls in a row after one that is not counted, as in a loop over one layer. With --cold it is one
+call, right after the other contenders' weights went through the caches, as in a model of many
+layers: at few rows that is the time to read the weight from memory. The table has medians in
+microseconds. Inputs are float32, for contenders with bfloat16 in their names bfloat16. qwix and
+Keras take part where they are installed.
 
-    python benchmarks/jax/linear.py [--shape N K] [--rows M ...] [--rounds R]
+    python benchmarks/jax/linear.py [--shapes NxK ...] [--rows M ...] [--rounds R] [--cold]
 """
 
 import argparse
@@ -29,8 +32,11 @@ POLICIES = (
     "int8_from_mixed_bfloat16",
     "int8/weight_only_from_float32",
     "float8_from_float32",
+    "float8/dynamic_from_float32",
     "float8/weight_only_from_float32",
 )
+SHAPES = [(4096, 4096), (768, 768), (3072, 768), (768, 3072)]
+TURN_SECONDS = 0.1
 
 
 def wrapped(n: int, k: int, policy: str) -> Callable[[jax.Array], jax.Array]:
@@ -101,36 +107,60 @@ def qwix_int8(n: int, k: int) -> Callable[[jax.Array], object]:
     return jitted(layer)
 
 
-def measure(calls: dict[str, Callable[[jax.Array], object]], x: jax.Array, rounds: int) -> dict:
+def turn(call: Callable[[jax.Array], object], x: jax.Array, cold: bool) -> list[float]:
+    """Gives the times in seconds of some calls in a row, of one if `cold`."""
+    if not cold:
+        jax.block_until_ready(call(x))
+    times: list[float] = []
+    while len(times) < (1 if cold else 20) and sum(times) < TURN_SECONDS:
+        start = time.perf_counter()
+        jax.block_until_ready(call(x))
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def measure(
+    calls: dict[str, Callable[[jax.Array], object]], x: jax.Array, rounds: int, cold: bool
+) -> dict[str, float]:
     """Gives the median time in microseconds of each call."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        jax.block_until_ready(call(x))
+    inputs = {name: x.astype("bfloat16") if "bfloat16" in name else x for name in calls}
+    for name, call in calls.items():
+        jax.block_until_ready(call(inputs[name]))
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
-            jax.block_until_ready(call(x))
-            taken[name].append(time.perf_counter() - start)
+            taken[name] += turn(call, inputs[name], cold)
     return {name: statistics.median(times) * 1e6 for name, times in taken.items()}
 
 
+def size(text: str) -> tuple[int, int]:
+    """Reads `NxK`."""
+    n, k = text.split("x")
+    return int(n), int(k)
+
+
 def main() -> None:
-    """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", type=int, nargs=2, default=(4096, 4096), metavar=("N", "K"))
+    """Prints a table for each shape."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", type=size, nargs="+", default=SHAPES, metavar="NxK")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128, 512], metavar="M")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--cold", action="store_true", help="one call in each turn")
     parser.add_argument("--skip", nargs="*", default=[], help="names of contenders to leave out")
     given = parser.parse_args()
-    n, k = given.shape
-    calls = {name: call for name, call in contenders(n, k).items() if name not in given.skip}
     kernel = policy_kernels.kernel_name("linear_s8") if policy_kernels.available() else "none"
-    print(f"{n} x {k}, {os.cpu_count()} CPUs, jax {jax.__version__}, kernel {kernel}; microseconds")
-    print(f"{'M':>5} " + " ".join(f"{name:>16.16}" for name in calls))
-    for m in given.rows:
-        x = jnp.asarray(np.random.default_rng(m).standard_normal((m, k), np.float32))
-        times = measure(calls, x, given.rounds)
-        print(f"{m:>5} " + " ".join(f"{times[name]:>16.0f}" for name in calls), flush=True)
+    print(f"{os.cpu_count()} CPUs, jax {jax.__version__}, kernel {kernel}; microseconds")
+    for n, k in given.shapes:
+        calls = {name: call for name, call in contenders(n, k).items() if name not in given.skip}
+        width = max(map(len, calls))
+        times = {}
+        for m in given.rows:
+            x = jnp.asarray(np.random.default_rng(m).standard_normal((m, k), np.float32))
+            times[m] = measure(calls, x, given.rounds, given.cold)
+        print(f"\n{f'{n} x {k}':<{width}} " + " ".join(f"{f'M = {m}':>9}" for m in times))
+        for name in calls:
+            print(f"{name:<{width}} " + " ".join(f"{of[name]:>9.0f}" for of in times.values()))
+        print(flush=True)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class TestHandler:
             ({"x": jnp.ones((2, 7))}, "sizes that agree"),
             ({"scale": jnp.ones(3)}, "sizes that agree"),
             ({"weight": jnp.ones((4, 7), jnp.int8)}, "size of its n and k"),
-            ({"weight": jnp.ones(7, jnp.uint8)}, "size of its n and k"),
+            ({"weight": jnp.ones((1, 7), jnp.uint8)}, "size of its n and k"),
             ({"operation": 9}, "a call that policy_jax made"),
         ],
         ids=["x", "scale", "codes", "packed", "operation"],

@@ -191,21 +191,32 @@ def test_many_threads_at_once():
     assert not wrong
 
 
-def test_exported_program_runs_in_another_process(tmp_path):
-    """A program exported here gives the same bits in a process that loads it."""
-    w, x = weight("int8"), inputs(5, 24)
-    checks = [jax.export.DisabledSafetyCheck.custom_call(_native.TARGET)]
-    exported = jax.export.export(jax.jit(lambda x: x @ w), disabled_checks=checks)(x)
-    (tmp_path / "program").write_bytes(exported.serialize())
+def test_exported_programs_run_in_another_process(tmp_path):
+    """Products and gradients that are exported here give the same bits in another process."""
+    x = inputs(5, 24)
+    wanted = {}
+    for mode in MODES:
+        w = weight(mode)
+        function = jax.jit(jax.value_and_grad(lambda x, w=w: jnp.square(x @ w).sum()))
+        exported = jax.export.export(function, disabled_checks=policy_jax.export_checks())(x)
+        name = mode.replace("/", "-")
+        (tmp_path / f"{name}.program").write_bytes(exported.serialize())
+        wanted[name] = function(x)
     np.save(tmp_path / "x.npy", x)
     code = (
-        "import jax, numpy as np, policy_jax, sys\n"
+        "import jax, numpy as np, pathlib, policy_jax, sys\n"
         "policy_jax.register()\n"
-        "program = jax.export.deserialize(open(sys.argv[1] + '/program', 'rb').read())\n"
-        "np.save(sys.argv[1] + '/y.npy', program.call(np.load(sys.argv[1] + '/x.npy')))\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "for path in folder.glob('*.program'):\n"
+        "    program = jax.export.deserialize(path.read_bytes())\n"
+        "    y, dx = program.call(np.load(folder / 'x.npy'))\n"
+        "    np.savez(path.with_suffix('.npz'), y=y, dx=dx)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)
-    assert same_bits(np.load(tmp_path / "y.npy"), x @ w)
+    for name, (y, dx) in wanted.items():
+        found = np.load(tmp_path / f"{name}.npz")
+        assert same_bits(found["y"], y)
+        assert same_bits(found["dx"], dx)
 
 
 def test_policy_jax_imports_jax_alone():

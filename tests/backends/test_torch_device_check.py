@@ -20,7 +20,7 @@ def run(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_device_check_on_a_cpu() -> None:
     """With small sizes the script ends well, and prints JSON with a row for each mode and size."""
-    done = run("device_check.py", "--device", "cpu", "--small")
+    done = run("device_check.py", "--framework", "torch", "--device", "cpu", "--small")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["right"]

@@ -51,6 +51,17 @@ PACK = [("code", 2), ("n", N), ("k", K)]
 FUNCTIONS = {
     "pk_quantize_rows_s8": ROWS,
     "pk_encode_f8": [("format", 0), ("n", K), ("x", "x"), ("scale", 1.0), ("codes", "codes")],
+    "pk_encode_rows_f8": [
+        ("executor", None),
+        ("format", 0),
+        ("m", M),
+        ("k", K),
+        *X,
+        ("scale", "rows"),
+        ("scale_stride", 1),
+        ("codes", "codes"),
+        ("ldq", K),
+    ],
     "pk_quantize_rows_f8": [("format", 0), *ROWS],
     "pk_decode_f8": [("format", 0), ("n", K), ("codes", "x8"), ("y", "y")],
     "pk_pack": [*PACK, ("w", "plain"), ("ldw", K), ("packed", "room")],

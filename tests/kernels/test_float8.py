@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import policy_kernels as pk
+from policy_kernels._loader import check, library
 
 FORMATS = {
     "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, 448.0),
@@ -140,3 +141,26 @@ def test_a_row_that_is_not_finite_is_nan_throughout(isa, value, format):
     assert np.isnan(values[1]).all()
     assert not np.signbit(values[1]).any()
     assert (values[[0, 2]] == FORMATS[format][1]).all()
+
+
+@each_format
+@pytest.mark.parametrize("one", [False, True], ids=["a scale a row", "one scale"])
+def test_rows_with_given_scales_are_encoded_each_by_itself(isa, format, one):
+    """Many rows on several threads give what each gives alone; a NaN scale gives NaN codes."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((90, 700), np.float32)
+    scale = rng.uniform(0.001, 0.1, 1 if one else 90).astype(np.float32)
+    scale[0] = np.float32(0.01) if one else np.nan
+    codes = np.empty(x.shape, np.uint8)
+    pointers = [array.ctypes.data for array in (x, scale, codes)]
+    number = list(FORMATS).index(format)
+    strides = [700, 0 if one else 1, 700]
+    operands = [v for pair in zip(pointers, strides, strict=True) for v in pair]
+    check(library().pk_encode_rows_f8(None, number, *x.shape, *operands))
+    wanted = [
+        pk.encode_f8(row, float(s), format) for row, s in zip(x, np.resize(scale, 90), strict=True)
+    ]
+    np.testing.assert_array_equal(codes, wanted)
+    scale[-1] = 0
+    with pytest.raises(ValueError, match="scale"):
+        check(library().pk_encode_rows_f8(None, number, *x.shape, *operands))

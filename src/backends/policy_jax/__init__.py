@@ -81,6 +81,12 @@ def register() -> str:
     return _native.reason_against()
 
 
+def export_checks() -> list[Any]:
+    """Gives the `disabled_checks` that let `jax.export.export` write calls of the kernels."""
+    names = (_native.TARGET, _native.UNPACK_TARGET, _native.ENCODE_TARGET)
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+
+
 # What needs a framework that may not be installed is imported when it is asked for.
 _LAZY = {
     "Codes": "_nnx_layers",
@@ -109,6 +115,7 @@ __all__ = [
     "dot_general",
     "dot_general_cls",
     "einsum",
+    "export_checks",
     "quantize",
     "quantize_array",
     "register",

@@ -121,10 +121,11 @@ def quantize_array(
     if not made.quantized:
         raise ValueError(f"Expected a quantized policy. Received: {made.policy.name!r}.")
     site = Site(paths=("",), layer=weight, spec=spec, tensors={"weight": stored})
-    step = Step(site=site, wrapping=Wrapping(plan=made, bytes_before=int(weight.nbytes)))
+    wrapping = Wrapping(plan=made, bytes_before=int(weight.nbytes))
+    step = Step(site=site, wrapping=wrapping)
     if not isinstance(weight, jax.core.Tracer):  # inside jit there is no value to look at
         _sites.validate(step)
-    return QuantizedArray(_sites.made(step, made), axes, tuple(weight.shape), step.wrapping)
+    return QuantizedArray(_sites.made(step, made), axes, tuple(weight.shape), wrapping)
 
 
 def dot(x: Any, w: Any) -> Array:

@@ -39,7 +39,7 @@ def convert_input(x: Any, dtype: str | None) -> Any:
         raise ValueError(f"Cannot cast to {dtype!r}. Expected one of {sorted(_TARGETS)}.")
     if x.dtype == target or x.dtype not in _CASTABLE:
         return x
-    if target.itemsize == 8 and not jax.config.jax_enable_x64:
+    if target.itemsize == 8 and not _has_64_bits():
         raise ValueError(
             "Cannot cast to 'float64': JAX's 64-bit types are off. Turn them on with "
             "jax.config.update('jax_enable_x64', True), or use a policy of at most 32 bits."
@@ -68,7 +68,11 @@ def cast_tree(tree: Any, dtype: str) -> Any:
 def from_numpy(x: Any) -> Array:
     """Gives a numpy array as a JAX array, bit for bit: 64-bit types are kept."""
     x = np.asarray(x)
-    if x.dtype.itemsize == 8 and not jax.config.jax_enable_x64:
+    if x.dtype.itemsize == 8 and not _has_64_bits():
         with jax.enable_x64(True):
             return jnp.asarray(x)
     return jnp.asarray(x)
+
+
+def _has_64_bits() -> bool:
+    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]  # made at run time

@@ -163,7 +163,7 @@ def _arrays(layer: Any) -> dict[str, Array]:
 
 def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Array]]:
     if isinstance(value, jax.Array):
-        if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        if not jax.numpy.issubdtype(value.dtype, jax.dtypes.extended):
             yield name, value
     elif not isinstance(value, eqx.Module):
         for key, item in _items(value):
@@ -207,12 +207,9 @@ def _changed(step: Step, shared: dict[str, Array]) -> Callable[[Any], Any]:
         names = ("weight",) if plan.trainable else ("weight", "weight_scale")
         shared.update({name: new[name] for name in names})
     specs = site.spec.tensors
-    weight = site.tensors.get("weight")
     shape: tuple[int, ...] = ()
     if plan.quantized:
-        before = site.layer
-        shape = before.shape if isinstance(before, PolicyLayer) else weight.array.shape
-        shape = shape or tuple(weight.array.shape)
+        shape = _shape_of(site.layer) or tuple(site.tensors["weight"].array.shape)
 
     def change(layer: Any) -> PolicyLayer:
         plain = _plain(layer)
@@ -245,7 +242,7 @@ def _with_arrays(layer: Any, arrays: dict[str, Array], shape: tuple[int, ...] = 
 
 
 def _native(name: str, array: Array, what: Form, layer: Any, shape: tuple[int, ...]) -> Array:
-    own = getattr(layer, name, None)
+    own: Any = getattr(layer, name, None)
     if name == "weight" and what.axes is not None and what.kind == "linear" and not what.left_out:
         return what.axes.from_file(array, shape or own.shape)
     if name == "bias" and what.kind == "linear" and own is None and isinstance(layer, eqx.nn.Conv):

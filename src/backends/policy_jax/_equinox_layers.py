@@ -12,7 +12,7 @@ from policy_core._backend import Wrapping
 from policy_core._plan import LayerKind, TensorSpec
 
 from . import _kernels, _layers
-from ._forms import OUT_IN, Axes, as_they_are, patches
+from ._forms import OUT_IN, Axes, as_they_are, patches, stacked
 from ._ops import Array, numpy_dtype
 from ._states import Cell
 
@@ -31,7 +31,7 @@ _NORMS = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm)
 _QUANTIZABLE = (eqx.nn.Linear, eqx.nn.Embedding, eqx.nn.Conv)
 
 
-def form(layer: eqx.Module) -> Form:
+def form(layer: Any) -> Form:
     """Gives what a plain layer is."""
     plain = type(layer)
     if isinstance(layer, _NORMS):
@@ -43,6 +43,11 @@ def form(layer: eqx.Module) -> Form:
     # Equinox wraps methods anew in each class: what they wrap is the same function.
     if _function(plain.__call__) is not _function(base.__call__):
         reason = f"{plain.__name__} overrides __call__; it follows the source policy"
+        return Form(kind, left_out=reason)
+    ndim = layer.num_spatial_dims + 2 if base is eqx.nn.Conv else 2
+    # A quantized layer has no weight of its own.
+    reason = "" if layer.weight is None else stacked(layer.weight.shape, ndim)
+    if reason:
         return Form(kind, left_out=reason)
     if kind == "embedding":
         return Form(kind, OUT_IN)
@@ -103,8 +108,9 @@ class PolicyLayer(eqx.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Gives the layer's output under its policy; arguments as the plain layer takes them."""
         plan = self.wrapping.plan
+        layer: Any = self.layer
         if not plan.autocast:
-            return self.layer(*args, **kwargs)
+            return layer(*args, **kwargs)
         args, kwargs = _layers.cast_nest((args, kwargs), plan.compute_dtype)
         if plan.quantized:
             return self._quantized(*args, **kwargs)

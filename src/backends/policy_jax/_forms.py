@@ -62,6 +62,16 @@ OUT_IN = Axes((0,), (1,))
 IN_OUT = Axes((1,), (0,))
 
 
+def stacked(shape: tuple[int, ...], ndim: int) -> str:
+    """Says why a weight of a shape is none of one layer's, which has `ndim` axes; `""` if it is."""
+    if len(shape) == ndim:
+        return ""
+    return (
+        f"its weight has shape {shape}, not {ndim} axes: layers that vmap or scan stacked are "
+        "wrapped one by one, then stacked"
+    )
+
+
 def general(axes: tuple[int, ...], out_shape: tuple[int, ...]) -> Arrange:
     """Gives the arrangement of a layer that contracts some axes and appends others.
 
@@ -179,7 +189,7 @@ def patches(
             (size + sum(pad) - r) // s + 1
             for size, pad, r, s in zip(spatial, pads, reach, strides, strict=True)
         )
-        taps = [()]
+        taps: list[tuple[int, ...]] = [()]
         for k in kernel_size:
             taps = [(*tap, i) for tap in taps for i in range(k)]
         parts = []

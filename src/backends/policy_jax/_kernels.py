@@ -5,14 +5,20 @@ has the others. Every function takes `x` of shape (..., k) and weights of shape 
 (..., n). Leading axes are left as they are, so that a sharded batch stays sharded.
 """
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 import policy_kernels
 
 from . import _native
-from ._ops import Array, platform, rounded
-from ._quantize import quantize
+from ._ops import Array, numpy_dtype, rounded
+from ._quantize import dequantize, quantize
+
+Operand = tuple[Array, Array | None]
+"""Codes with their scales, which broadcast to them; or floats, and None."""
 
 MAX_CONTRACTION = 131_072
 """So many int8 products always fit an int32 sum; longer ones are added in float32."""
@@ -71,7 +77,13 @@ def linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array
 
 def linear_weight_only(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
     """Gives `(x @ codes.T) * scale + bias`, summed in float32; arguments as for `linear_s8`."""
-    total = product(x.astype(jnp.float32), codes.astype(jnp.float32))
+    if x.dtype.itemsize == 2:
+        # All codes are exact in 16 bits too, for which accelerators have their fastest products.
+        total = jax.lax.platform_dependent(
+            x, codes, cpu=_product_of_floats, default=_product_as_the_input
+        )
+    else:
+        total = _product_of_floats(x, codes)
     return _scaled(total, None, scale, bias)
 
 
@@ -87,12 +99,74 @@ def linear_f8(
         scale: float32 of shape (n,), or ().
         bias: Floats of shape (n,), or None.
     """
-    if platform(x_codes) == "cpu":
-        # Both formats are exact in float32, in which CPUs multiply fastest.
-        total = product(x_codes.astype(jnp.float32), codes.astype(jnp.float32))
-    else:
-        total = _contract(x_codes, codes, jnp.float32)
+    # Chosen when it is lowered, which may be for another platform than this process has.
+    total = jax.lax.platform_dependent(
+        x_codes, codes, cpu=_product_of_floats, cuda=_exact_float8, default=_float8
+    )
     return _scaled(total, x_scale, scale, bias)
+
+
+def gradient_product(
+    native: bool, dtype: str, left: Operand, right: Operand, axes: tuple[Any, Any]
+) -> Array:
+    """Gives the product of two operands, summed over some axes of both, in float32.
+
+    CPUs multiply the values in float32. Accelerators multiply float8 codes as they are where both
+    operands have one scale, which then applies to the sum; else values rounded to `dtype`.
+
+    Args:
+        native: Whether it is known to run on a CPU.
+        dtype: The compute dtype.
+        left: The output gradient.
+        right: What to multiply it by.
+        axes: The axes of each to sum over, in the same order.
+    """
+
+    def of_values(left: Operand, right: Operand) -> Array:
+        return _dot(_value(left), _value(right), axes, jax.lax.Precision.HIGHEST)
+
+    def of_codes(left: Operand, right: Operand, precision: Any = None) -> Array:
+        (codes, scale), (other_codes, other_scale) = left, right
+        if scale is not None and other_scale is not None and scale.ndim == other_scale.ndim == 0:
+            return _dot(codes, other_codes, axes, precision) * (scale * other_scale)
+        narrow = numpy_dtype(dtype).itemsize == 2
+        if not narrow:
+            return of_values(left, right)
+        return _dot(_value(left).astype(dtype), _value(right).astype(dtype), axes, None)
+
+    if native:
+        return of_values(left, right)
+    exact = functools.partial(of_codes, precision=jax.lax.Precision.HIGHEST)
+    return jax.lax.platform_dependent(left, right, cpu=of_values, cuda=exact, default=of_codes)
+
+
+def _value(operand: Operand) -> Array:
+    codes, scale = operand
+    return codes.astype(jnp.float32) if scale is None else dequantize(codes, scale)
+
+
+def _dot(x: Array, y: Array, axes: tuple[Any, Any], precision: Any) -> Array:
+    return jax.lax.dot_general(
+        x, y, (axes, ((), ())), precision, preferred_element_type=jnp.float32
+    )
+
+
+def _product_of_floats(x: Array, codes: Array) -> Array:
+    # Both formats are exact in float32, in which CPUs multiply fastest.
+    return product(x.astype(jnp.float32), codes.astype(jnp.float32))
+
+
+def _product_as_the_input(x: Array, codes: Array) -> Array:
+    return _contract(x, codes.astype(x.dtype), jnp.float32)
+
+
+def _float8(x: Array, codes: Array) -> Array:
+    return _contract(x, codes, jnp.float32)
+
+
+def _exact_float8(x: Array, codes: Array) -> Array:
+    # By default XLA lets cuBLAS add float8 products with fewer bits than float32 has.
+    return _contract(x, codes, jnp.float32, jax.lax.Precision.HIGHEST)
 
 
 def product(x: Array, weight: Array) -> Array:
@@ -106,9 +180,9 @@ def product(x: Array, weight: Array) -> Array:
     )
 
 
-def _contract(x: Array, codes: Array, dtype: jnp.dtype) -> Array:
+def _contract(x: Array, codes: Array, dtype: Any, precision: Any = None) -> Array:
     axes = (((x.ndim - 1,), (1,)), ((), ()))
-    return jax.lax.dot_general(x, codes, axes, preferred_element_type=dtype)
+    return jax.lax.dot_general(x, codes, axes, precision, preferred_element_type=dtype)
 
 
 def _scaled(total: Array, x_scale: Array | None, scale: Array, bias: Array | None) -> Array:

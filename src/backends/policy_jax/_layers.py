@@ -6,13 +6,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from policy_core import _scaling
 from policy_core._casting import convert
 from policy_core._plan import STATE_SUFFIXES, Plan
 from policy_core._scaling import AmaxState
 
 from . import _delayed, _kernels, _native
-from ._ops import Array, numpy_dtype
-from ._quantize import dequantize, encode, quantize
+from ._kernels import Operand
+from ._ops import OPS, Array, numpy_dtype
+from ._quantize import encode, quantize
+from ._spread import explicit_mesh, rows_sharding, taken_sharding, typed_sharding
 
 Tensors = dict[str, Array]
 
@@ -76,7 +79,14 @@ def linear(how: Recipe, x: Array, tensors: Tensors) -> tuple[Array, Tensors]:
         raise ValueError(f"Expected an input of shape (..., {width}). Received shape {x.shape}.")
     if x.size == 0:
         how = how._replace(training=False)
-    return _jitted_linear(how, x, tensors)
+    call = functools.partial(_jitted_linear, how)
+    weight = tensors["weight"]
+    mesh = explicit_mesh(x, weight)
+    if mesh is not None:
+        # XLA's partitioner spreads what is inside; its ends have the types that JAX then knows.
+        state = {n: typed_sharding(mesh, t) for n, t in tensors.items() if is_state(n, tensors)}
+        call = jax.sharding.auto_axes(call, out_sharding=(rows_sharding(mesh, x, weight), state))
+    return call(x, tensors)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -135,20 +145,16 @@ def _backward(how: Recipe, residuals: Any, cotangents: Any) -> tuple[Array, dict
     # Calls outside training, and without rows, hand on what the calls after them told.
     if gradient_state is not None and not how.training:
         result.update({name: told[name] for name in _named("output_grad", gradient_state)})
-    g = dy
+    g: Operand = (dy, None)
     if how.gradient_codes is not None and dy.size and (how.trainable or not how.delayed):
         g = _gradient(how, dy, gradient_state, _role(told, "output_grad"), result)
+    multiply = functools.partial(_kernels.gradient_product, how.native, how.compute_dtype, g)
     if multiplied is not None:
-        x = dequantize(*multiplied)
-        dw = jax.lax.dot_general(
-            g, x, ((leading, leading), ((), ())), precision=jax.lax.Precision.HIGHEST
-        )
-        result["weight"] = dw.astype(variable_dtype)
+        result["weight"] = multiply(multiplied, (leading, leading)).astype(variable_dtype)
     column = scale if scale.ndim == 0 else scale[:, None]
     if _native.is_packed(codes):
         codes = _native.unpacked_inside(codes, how.shape, how.weight_codes)
-    weight = dequantize(codes, column)
-    dx = _kernels.product(g, weight.T)
+    dx = multiply((codes, column), ((dy.ndim - 1,), (0,)))
     # None is every dtype's "no gradient": float0 for integer codes, zeros for scales and states.
     return dx.astype(numpy_dtype(how.compute_dtype)), {name: result.get(name) for name in names}
 
@@ -158,8 +164,8 @@ _linear.defvjp(_forward, _backward)
 
 def _gradient(
     how: Recipe, dy: Array, state: AmaxState | None, told: AmaxState | None, result: Tensors
-) -> Array:
-    """Gives the output gradient as its codes hold it, and in training adds what it tells."""
+) -> Operand:
+    """Gives the output gradient's codes and scale, and in training adds what it tells."""
     assert how.gradient_codes is not None
     if state is None:
         empty = _delayed.no_state(1)
@@ -173,7 +179,7 @@ def _gradient(
             result.update(_named("output_grad", tells))
         else:
             scale = _delayed.inference_scale(state, amax_now, how.gradient_codes)
-    return dequantize(encode(dy, scale, how.gradient_codes), scale)
+    return _encoded(how, dy, scale, how.gradient_codes), scale
 
 
 def is_state(name: str, tensors: Any) -> bool:
@@ -199,8 +205,8 @@ def _input_codes(how: Recipe, x: Array, tensors: Tensors, state: Tensors) -> tup
         assert role is not None
         amax_now, _ = _delayed.batch_amax(x, role.amax_history)
         scale = _delayed_scale(how, "input", role, amax_now, how.input_codes, state)
-        return encode(x, scale, how.input_codes), scale
-    return quantize(x, how.input_codes, (x.ndim - 1,))
+        return _encoded(how, x, scale, how.input_codes), scale
+    return _quantized(how, x, how.input_codes)
 
 
 def _weight_codes(how: Recipe, tensors: Tensors, state: Tensors) -> tuple[Array, Array]:
@@ -212,9 +218,22 @@ def _weight_codes(how: Recipe, tensors: Tensors, state: Tensors) -> tuple[Array,
         assert role is not None
         amax_now = jnp.max(jnp.abs(weight.astype(jnp.float32)), initial=0.0)
         scale = _delayed_scale(how, "weight", role, amax_now, how.weight_codes, state)
-        return encode(weight, scale, how.weight_codes), scale
-    codes, column = quantize(weight, how.weight_codes, (1,))
+        return _encoded(how, weight, scale, how.weight_codes), scale
+    codes, column = _quantized(how, weight, how.weight_codes)
     return codes, column.reshape(-1)
+
+
+def _quantized(how: Recipe, x: Array, dtype: str) -> tuple[Array, Array]:
+    """Gives float8 codes and a scale for each row."""
+    if not how.native:
+        return quantize(x, dtype, (x.ndim - 1,))
+    scale = _scaling.scale_of(OPS, _scaling.amax(OPS, x, (x.ndim - 1,)), dtype)
+    return _encoded(how, x, scale, dtype), scale
+
+
+def _encoded(how: Recipe, x: Array, scale: Array, dtype: str) -> Array:
+    """Gives float8 codes under a given scale, which XLA on CPU makes several times slower."""
+    return _native.encode(x, scale, dtype) if how.native else encode(x, scale, dtype)
 
 
 def _delayed_scale(
@@ -239,9 +258,17 @@ def frozen_weight(how: Recipe, tensors: Tensors) -> tuple[Array, Array]:
     return codes, scale.reshape((1, 1) if how.delayed else (-1, 1))
 
 
-@functools.partial(jax.jit, static_argnums=3)
 def embedding(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
     """Gives the rows of a quantized table in a dtype; arguments as `_kernels.rows` takes them."""
+    call = functools.partial(_embedding, dtype)
+    mesh = explicit_mesh(ids, codes)
+    if mesh is not None:
+        call = jax.sharding.auto_axes(call, out_sharding=taken_sharding(mesh, ids))
+    return call(codes, scale, ids)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _embedding(dtype: str, codes: Array, scale: Array, ids: Array) -> Array:
     return _kernels.rows(codes, jax.lax.stop_gradient(scale), ids, numpy_dtype(dtype))
 
 

@@ -138,13 +138,13 @@ def _site(variables: Any, paths: tuple[str, ...], node: Any, layers: dict[str, L
             **_arrays(_at(variables.get(QUANTIZED, {}), path)),
             **_arrays(_at(variables.get(FLOAT8, {}), path)),
         }
-        for spec in plan.storage:
-            if spec.name in found:
-                tensors[spec.name] = Stored(found[spec.name], codes=spec)
-            elif spec.name == "weight":
+        for kept in plan.storage:
+            if kept.name in found:
+                tensors[kept.name] = Stored(found[kept.name], codes=kept)
+            elif kept.name == "weight":
                 tensors["weight"] = Stored(own[what.weight], what.axes)
             else:
-                tensors[spec.name] = Stored(own[spec.name], None, True)
+                tensors[kept.name] = Stored(own[kept.name], None, True)
     else:
         for name, array in {**own, **statistics}.items():
             if name == what.weight:
@@ -189,7 +189,10 @@ def form(name: str, arrays: dict[str, Any], siblings: Any) -> Form:
     elif len(shape) >= 4:
         contracted = len(shape) - 1  # a convolution
     if not contracted:
-        reason = f"the shape {shape} of its kernel does not tell which axes are contracted"
+        reason = (
+            f"the shape {shape} of its kernel does not tell which axes are contracted, or it is "
+            "of layers that nn.scan or nn.vmap stacked"
+        )
         return Form("linear", left_out=reason)
     axes = Axes(tuple(range(contracted, len(shape))), tuple(range(contracted)))
     return Form("linear", "kernel", axes)
@@ -205,7 +208,7 @@ def _layer(step: Step) -> LinenLayer | None:
     weight = site.tensors.get("weight")
     kind = site.spec.kind
     if kind == "linear" and not site.spec.left_out:
-        what = Form("linear", "kernel", weight.axes)
+        what = Form("linear", "kernel", site.tensors["weight"].axes)
     elif kind == "embedding":
         what = Form("embedding", "embedding", OUT_IN)
     else:
@@ -253,10 +256,9 @@ def _write(
 
 
 def _plain_form(site: Site) -> Form:
-    weight = site.tensors.get("weight")
     kind = site.spec.kind
     if kind == "linear" and not site.spec.left_out:
-        return Form("linear", "kernel", weight.axes)
+        return Form("linear", "kernel", site.tensors["weight"].axes)
     return Form("embedding", "embedding", OUT_IN) if kind == "embedding" else Form(kind)
 
 

@@ -84,8 +84,9 @@ class PolicyLinen:
         return getattr(self.module, name)
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, PolicyLinen) and self.module == other.module
-        return same and self.table == other.table
+        if not isinstance(other, PolicyLinen):
+            return NotImplemented
+        return bool(self.module == other.module and self.table == other.table)
 
     def __hash__(self) -> int:
         return hash((self.module, tuple(self.table.items())))
@@ -129,7 +130,8 @@ class PolicyLinen:
             reason = f": {what.left_out}" if what.left_out else ""
             raise TypeError(
                 f"At {'/'.join(context.module.path)!r} a {type(context.module).__name__} computes "
-                f"that cannot use codes of its weight{reason}. Give this path a float policy."
+                f"that cannot use codes of its weight{reason}. Layers under nn.scan and nn.vmap are "
+                "such, with their stacked kernels. Give this path a float policy."
             )
         if what.kind == "embedding":
             return _embedding(context.module, name, plan, *args, **kwargs)
@@ -213,7 +215,7 @@ def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> 
             tensors["bias"] = module.get_variable("params", "bias").reshape(-1)
         elif spec.name == "weight" and plan.trainable:
             assert what.axes is not None
-            kernel = module.get_variable("params", what.weight)
+            kernel: Array = module.get_variable("params", what.weight)
             tensors["weight"] = what.axes.to_file(kernel)
         else:
             of_codes = spec.name in ("weight", "weight_scale") and not plan.trainable
@@ -227,8 +229,8 @@ def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> 
 
 
 def _embedding(module: nn.Embed, method: str, plan: Plan, x: Array) -> Array:
-    codes = module.get_variable(QUANTIZED, "weight")
-    scale = module.get_variable(QUANTIZED, "weight_scale")
+    codes: Array = module.get_variable(QUANTIZED, "weight")
+    scale: Array = module.get_variable(QUANTIZED, "weight_scale")
     if method == "attend":
         y = _kernels.linear_weight_only(x, codes, scale.reshape(-1), None)
         return y.astype(numpy_dtype(plan.compute_dtype))

@@ -1,7 +1,8 @@
-"""The CPU kernels as XLA FFI calls: one target, packed weights, and how vmap and sharding see it."""
+"""The CPU kernels as XLA FFI calls: packed weights, and how vmap and sharding see the calls."""
 
 import ctypes
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import policy_kernels
 from policy_kernels import _loader
 
 from ._ops import Array, as_numpy, numpy_dtype, placed_like
+from ._spread import CHANNELS, PANEL, row_names, spread
 
 TARGET, UNPACK_TARGET = "policy_jax_linear", "policy_jax_unpack"
+ENCODE_TARGET = "policy_jax_encode"
 """The targets' names in XLA, which exported programs and their safety checks name."""
 LIBRARY_NAME = "libpolicy_jax.so"
 OPERATIONS = {"linear_s8": 0, "linear_s8w": 1, "linear_f8": 2, "linear_f8w": 3}
@@ -25,6 +28,7 @@ _FUNCTIONS = (
     "pk_packed_bytes",
     "pk_pack",
     "pk_unpack",
+    "pk_encode_rows_f8",
     "pk_linear_s8",
     "pk_linear_s8w",
     "pk_linear_f8",
@@ -60,7 +64,7 @@ def reason_against() -> str:
     kernels = policy_kernels._loader.library()
     addresses = [ctypes.cast(getattr(kernels, name), ctypes.c_void_p) for name in _FUNCTIONS]
     library.policy_jax_bind((ctypes.c_void_p * len(addresses))(*addresses))
-    for name in (TARGET, UNPACK_TARGET):
+    for name in (TARGET, UNPACK_TARGET, ENCODE_TARGET):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return ""
 
@@ -71,22 +75,26 @@ def available() -> bool:
 
 
 def packed(codes: Array) -> Array:
-    """Gives codes of shape (n, k) as the kernels read them: uint8 of shape (bytes,)."""
+    """Gives codes of shape (n, k) as the kernels read them: uint8 of shape (panels, bytes).
+
+    A panel is 32 channels, so that the first axis may be spread over devices as `n` may.
+    """
     plain = np.ascontiguousarray(as_numpy(codes))
     native = policy_kernels._loader.library()
     n, k = plain.shape
-    memory = _aligned(_bytes(n, k))
+    panels = -(-n // PANEL)
+    memory = _aligned((panels, _bytes(2 * PANEL, k) - _bytes(PANEL, k)))
     code = _CODES[plain.dtype.name]
     _loader.check(native.pk_pack(code, n, k, plain.ctypes.data, k, memory.ctypes.data))
     return placed_like(memory, codes)
 
 
-def unpacked(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
+def unpacked(packed: Array, shape: tuple[int, ...], dtype: str) -> Array:
     """Gives the codes that were packed, of a shape (n, k) and a dtype."""
     memory = as_numpy(packed)
     if memory.ctypes.data % _ALIGNMENT:
-        copy = _aligned(memory.size)
-        copy[:] = memory
+        copy = _aligned(memory.shape)
+        copy[...] = memory
         memory = copy
     codes = np.empty(shape, numpy_dtype(dtype))
     native = policy_kernels._loader.library()
@@ -97,10 +105,58 @@ def unpacked(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
 
 def unpacked_inside(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
     """Gives the codes that were packed, as a computation: inside jit, for the backward pass."""
-    out = jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))
-    call = jax.ffi.ffi_call(UNPACK_TARGET, out, vmap_method="sequential")
+    return _unpack_call(shape, dtype)(packed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _unpack_call(shape: tuple[int, int], dtype: str) -> Any:
     n, k = shape
-    return call(packed, n=np.int64(n), k=np.int64(k), code=np.int64(_CODES[dtype]))
+
+    def unpack(n: int, packed: Array) -> Array:
+        out = jax.ShapeDtypeStruct((n, k), numpy_dtype(dtype))
+        call = jax.ffi.ffi_call(UNPACK_TARGET, out)
+        return call(packed, n=np.int64(n), k=np.int64(k), code=np.int64(_CODES[dtype]))
+
+    call = spread(unpack, n, [(CHANNELS, "")], (CHANNELS, ""), packed=0)
+    return jax.custom_batching.sequential_vmap(call)
+
+
+def encode(x: Array, scale: Array, dtype: str) -> Array:
+    """Gives the float8 codes of an array under given scales; what is too large saturates.
+
+    Args:
+        x: Floats of shape (..., k).
+        scale: float32 of shape (..., 1), or () for one scale of the tensor.
+        dtype: A float8 format.
+    """
+    return _encode_call(dtype)(x.astype(jnp.float32), scale)
+
+
+@functools.lru_cache(maxsize=8)
+def _encode_call(dtype: str) -> Any:
+    def encode(n: int, x: Array, scale: Array) -> Array:
+        call = jax.ffi.ffi_call(ENCODE_TARGET, jax.ShapeDtypeStruct(x.shape, numpy_dtype(dtype)))
+        return call(x, scale, code=np.int64(_CODES[dtype]))
+
+    @jax.custom_batching.custom_vmap
+    def call(x: Array, scale: Array) -> Array:
+        rows, last = row_names(x.ndim - 1), ("last",)
+        given = [(*rows, *last), (*rows, "") if scale.ndim else ()]
+        return spread(encode, 0, given, (*rows, *last), packed=None)(x, scale)
+
+    @call.def_vmap
+    def batched(axis_size: int, in_batched: Any, x: Array, scale: Array) -> tuple[Array, bool]:
+        x_batched, scale_batched = in_batched
+        if not x_batched:
+            x = jnp.broadcast_to(x, (axis_size, *x.shape))
+        if scale_batched and scale.ndim == 1:
+            # One scale of each tensor becomes one of each of its rows.
+            scale = scale.reshape(axis_size, *(1,) * (x.ndim - 1))
+        if scale.ndim:
+            scale = jnp.broadcast_to(scale, (*x.shape[:-1], 1))
+        return call(x, scale), True
+
+    return call
 
 
 def is_packed(weight: Array) -> bool:
@@ -115,11 +171,12 @@ def _bytes(n: int, k: int) -> int:
     return size.value
 
 
-def _aligned(size: int) -> "np.ndarray":
+def _aligned(shape: tuple[int, ...]) -> "np.ndarray":
     # The packed form depends on the address modulo 64, which is 0 for XLA's buffers.
+    size = math.prod(shape)
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size]
+    return memory[start : start + size].reshape(shape)
 
 
 def linear(
@@ -167,15 +224,23 @@ def _call(operation: str, shape: tuple[int, int], codes_dtype: str, dtype: str) 
     n, k = shape
     attributes = {
         "operation": np.int64(OPERATIONS[operation]),
-        "n": np.int64(n),
         "k": np.int64(k),
         "code": np.int64(_CODES[codes_dtype]),
     }
 
+    def product(n: int, x: Array, *operands: Array) -> Array:
+        out = jax.ShapeDtypeStruct((*x.shape[:-1], n), numpy_dtype(dtype))
+        return jax.ffi.ffi_call(TARGET, out)(x, *operands, n=np.int64(n), **attributes)
+
     @jax.custom_batching.custom_vmap
     def call(moving: list[Array], rest: list[Array]) -> Array:
-        out = jax.ShapeDtypeStruct((*moving[0].shape[:-1], n), numpy_dtype(dtype))
-        return jax.ffi.ffi_call(TARGET, out)(*moving, *rest, **attributes)
+        rows = row_names(moving[0].ndim - 1)
+        weight, *channels = rest
+        given = [(*rows, "") if array.ndim else () for array in moving]
+        given.append((CHANNELS, ""))
+        given += [(CHANNELS,) if array.ndim else () for array in channels]
+        packed = len(moving) if is_packed(weight) else None
+        return spread(product, n, given, (*rows, CHANNELS), packed)(*moving, *rest)
 
     @call.def_vmap
     def batched(axis_size: int, in_batched: Any, moving: Any, rest: Any) -> tuple[Array, bool]:

@@ -184,7 +184,8 @@ def _change(step: Step, shared: dict[str, nnx.Variable]) -> None:
 
 
 def _make_wrapped(layer: Any, plain: tuple[Any, ...]) -> None:
-    object.__setattr__(layer, "__class__", wrapped_class(type(layer)))
+    own: Any = type(layer)
+    object.__setattr__(layer, "__class__", wrapped_class(own))
     layer._policy_plain = plain
 
 

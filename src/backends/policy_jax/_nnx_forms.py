@@ -1,6 +1,7 @@
 """What the known layers of flax nnx are: their kind, their weight's axes, how they take rows."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from flax.nnx.nn import dtypes as nnx_dtypes
 
 from policy_core._plan import LayerKind
 
-from ._forms import IN_OUT, OUT_IN, Arrange, Axes, Equation, as_they_are, general, patches
+from ._forms import IN_OUT, OUT_IN, Arrange, Axes, Equation, as_they_are, general, patches, stacked
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Form:
 
 _NORMS = (nnx.LayerNorm, nnx.RMSNorm, nnx.BatchNorm, nnx.GroupNorm, nnx.InstanceNorm)
 # The names that files and other frameworks have for the same tensors.
-FILE_NAMES = {
+FILE_NAMES: dict[Any, dict[str, str]] = {
     **{key: {"scale": "weight", "mean": "running_mean", "var": "running_var"} for key in _NORMS},
     nnx.Embed: {"embedding": "weight"},
 }
@@ -47,7 +48,7 @@ def known_base(plain: type) -> type | None:
     return next((base for base in plain.__mro__ if base in known), None)
 
 
-def form(layer: nnx.Module, plain: type) -> Form:
+def form(layer: Any, plain: type) -> Form:
     """Gives what a layer is, from its plain class and its attributes."""
     base = known_base(plain)
     if base is None:
@@ -59,16 +60,35 @@ def form(layer: nnx.Module, plain: type) -> Form:
         reason = f"{plain.__name__} overrides __call__; it follows the source policy"
         return Form(kind, left_out=reason)
     if base is nnx.Embed:
-        return Form("embedding", "embedding", OUT_IN)
-    reason = _own_functions(layer)
+        reason = _stacked(layer, "embedding", 2)
+        what = Form("embedding", "embedding", OUT_IN)
+        return Form("embedding", left_out=reason) if reason else what
+    reason = _own_functions(layer) or _stacked(layer, "kernel", _weight_axes(layer))
     if reason:
         return Form("linear", left_out=reason)
-    return {
+    if base is nnx.Conv:
+        return convolution(layer, tuple(layer.kernel_size))
+    forms: dict[Any, Callable[[Any], Form]] = {
         nnx.Linear: _linear,
         nnx.LinearGeneral: _linear_general,
         nnx.Einsum: _einsum,
-        nnx.Conv: lambda conv: convolution(conv, tuple(conv.kernel_size)),
-    }[base](layer)
+    }
+    return forms[base](layer)
+
+
+def _stacked(layer: Any, name: str, ndim: int) -> str:
+    # A quantized layer has no such variable.
+    weight = getattr(layer, name, None)
+    return "" if weight is None else stacked(weight.get_value().shape, ndim)
+
+
+def _weight_axes(layer: Any) -> int:
+    """Gives how many axes the kernel of one layer has."""
+    if isinstance(layer, nnx.LinearGeneral):
+        return len(layer.batch_axis) + len(layer.in_features) + len(layer.out_features)
+    if isinstance(layer, nnx.Einsum):
+        return len(layer.kernel_shape)
+    return len(layer.kernel_size) + 2 if isinstance(layer, nnx.Conv) else 2
 
 
 def _own_functions(layer: Any) -> str:

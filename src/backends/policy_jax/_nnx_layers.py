@@ -39,7 +39,7 @@ class PolicyModule:
 
     __slots__ = ()
 
-    _policy_class: type
+    _policy_class: Any
     _policy_wrapping: Wrapping
     # The specs of the plain tensors; the shape and metadata of the weight's Param.
     _policy_plain: tuple[tuple[TensorSpec, ...], tuple[int, ...], tuple[tuple[str, Any], ...]]
@@ -184,7 +184,7 @@ def _check_out_sharding(out_sharding: Any) -> None:
     if out_sharding is not None:
         raise NotImplementedError(
             f"A quantized layer takes no out_sharding yet. Received: {out_sharding!r}. "
-            "Use jax.lax.with_sharding_constraint on its output."
+            "Use jax.lax.with_sharding_constraint, or jax.sharding.reshard, on its output."
         )
 
 
@@ -206,7 +206,7 @@ def _float_call(layer: Any, method: str, args: Any, kwargs: Any) -> Any:
 
 def _cast_view(layer: Any, plain: type, dtype: str) -> tuple[Any, dict[str, Any]]:
     """Gives a plain layer with cast copies of the parameters, and all else of the given layer."""
-    view = object.__new__(plain)
+    view: Any = object.__new__(plain)
     given = {k: _cast(v, dtype) for k, v in vars(layer).items() if not k.startswith("_policy_")}
     if given.get("dtype") is not None:
         given["dtype"] = numpy_dtype(dtype)

@@ -101,7 +101,8 @@ def as_numpy(x: Array) -> "np.ndarray":
 
     `np.asarray` would leave the view in the array, and so both alive until a garbage collection.
     """
-    return np.from_dlpack(x) if x.dtype in _DLPACK else np.asarray(x)
+    whole = x.dtype in _DLPACK and (isinstance(x, np.ndarray) or len(x.devices()) == 1)
+    return np.from_dlpack(x) if whole else np.asarray(x)
 
 
 _DLPACK = frozenset(np.dtype(name) for name in ("float16", "float32", "float64", "int8", "uint8"))

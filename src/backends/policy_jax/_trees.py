@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 import policy_core as pc
 from policy_core._backend import Site, Step
+from policy_core._plan import LayerKind
 
 from . import _sites
 from ._arrays import QuantizedArray
@@ -92,7 +93,9 @@ def _site(paths: tuple[str, ...], leaf: Any) -> Site:
         plain = _sites.weight_spec(tensors["weight"].shape, made.variable_dtype)
         spec = _sites.layer_spec(paths[0], "Array", "linear", tensors, plain, "")
         return Site(paths=paths, layer=leaf, spec=spec, tensors=tensors, wrapping=leaf.wrapping)
-    kind = "linear" if leaf.ndim == 2 and jnp.issubdtype(leaf.dtype, jnp.floating) else "other"
+    kind: LayerKind = (
+        "linear" if leaf.ndim == 2 and jnp.issubdtype(leaf.dtype, jnp.floating) else "other"
+    )
     axes = Axes((1,), (0,)) if kind == "linear" else None
     left_out = "" if kind == "linear" else "only an array of two axes is a weight of x @ w"
     tensors = {"weight": Stored(leaf, axes)}

@@ -34,6 +34,10 @@ _SIGNATURES: dict[str, tuple[type, Sequence[type]]] = {
     "pk_kernel_name": (c_char_p, [c_char_p]),
     "pk_quantize_rows_s8": (c_int32, [_SIZE] * 2 + [_POINTER, _STRIDE] * 2 + [_POINTER]),
     "pk_encode_f8": (c_int32, [_KIND, _SIZE, _POINTER, c_float, _POINTER]),
+    "pk_encode_rows_f8": (
+        c_int32,
+        [_POINTER, _KIND, _SIZE, _SIZE, *_ROWS, *_ROWS, *_ROWS],
+    ),
     "pk_quantize_rows_f8": (
         c_int32,
         [_KIND] + [_SIZE] * 2 + [_POINTER, _STRIDE] * 2 + [_POINTER],

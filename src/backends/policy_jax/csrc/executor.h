@@ -39,7 +39,9 @@ class XlaExecutor {
       destroy(frame->api, error);
       threads = 0;
     }
-    executor_ = {static_cast<int32_t>(threads), submit, this, nullptr};
+    executor_.threads = static_cast<int32_t>(threads);
+    executor_.submit = submit;
+    executor_.context = this;
   }
 
   /* NULL, for the kernels' own threads, where XLA gives no pool. */
@@ -75,7 +77,7 @@ class XlaExecutor {
   }
 
   const xla_ffi::CallFrame* frame_;
-  pk_executor executor_;
+  pk_executor executor_ = {};
 };
 
 #endif  // POLICY_JAX_EXECUTOR_H_

@@ -1,11 +1,16 @@
 /* XLA FFI handlers that serve every product with quantized weights, by policy_kernels.
  *
- * policy_jax_unpack gives codes [n, k] for packed bytes [b]; attributes n, k and code as below.
+ * A packed weight is an array [panels, bytes of a panel] of uint8.
+ *
+ * policy_jax_unpack gives codes [n, k] for a packed weight; attributes n, k and code as below.
+ *
+ * policy_jax_encode gives float8 codes [..., k] for x [..., k] float32 and its scales, one a row or
+ * one for all; attribute code.
  *
  * policy_jax_linear has these operands: x [..., k]; for linear_f8 its scales, one a row or one for
- * all; the weight, packed bytes [b] (uint8) or codes [n, k]; the weight's scales, one a channel or
- * one for all; maybe a bias [n]. Result: y [..., n]. Attributes, all int64: operation, n, k, code
- * (a pk_format: what the weight holds).
+ * all; the weight, packed or codes [n, k]; the weight's scales, one a channel or one for all; maybe
+ * a bias [n]. Result: y [..., n]. Attributes, all int64: operation, n, k, code (a pk_format: what
+ * the weight holds).
  */
 #include <string.h>
 
@@ -23,6 +28,7 @@ struct Functions {
   decltype(&pk_packed_bytes) packed_bytes;
   decltype(&pk_pack) pack;
   decltype(&pk_unpack) unpack;
+  decltype(&pk_encode_rows_f8) encode_rows_f8;
   decltype(&pk_linear_s8) linear_s8;
   decltype(&pk_linear_s8w) linear_s8w;
   decltype(&pk_linear_f8) linear_f8;
@@ -78,11 +84,16 @@ class Weight {
   /* NULL with a reason. */
   const void* prepare(const Buffer* given, pk_format code, int64_t n, int64_t k,
                       const char** reason) {
-    int64_t bytes = 0;
+    int64_t bytes = 0, one_panel = 0, two_panels = 0;
     *reason = "there is no memory for the packed weight";
-    if (kernels.packed_bytes(n, k, &bytes) != PK_OK) return wrong(reason, kernels.last_error());
-    const bool packed = given->dtype == kU8 && given->rank == 1;
-    if (elements(given) != (packed ? bytes : n * k)) {
+    if (kernels.packed_bytes(n, k, &bytes) != PK_OK ||
+        kernels.packed_bytes(32, k, &one_panel) != PK_OK ||
+        kernels.packed_bytes(64, k, &two_panels) != PK_OK) {
+      return wrong(reason, kernels.last_error());
+    }
+    const bool packed = given->dtype == kU8;
+    const int64_t panels_bytes = (n + 31) / 32 * (two_panels - one_panel);
+    if (elements(given) != (packed ? panels_bytes : n * k)) {
       return wrong(reason, "policy_jax: expected the weight to have the size of its n and k");
     }
     if (packed && reinterpret_cast<uintptr_t>(given->data) % 64 == 0) return given->data;
@@ -91,7 +102,7 @@ class Weight {
       return nullptr;
     }
     if (packed) {
-      memcpy(owned_, given->data, static_cast<size_t>(bytes));
+      memcpy(owned_, given->data, static_cast<size_t>(panels_bytes));
     } else if (kernels.pack(code, n, k, given->data, k, owned_) != PK_OK) {
       return wrong(reason, kernels.last_error());
     }
@@ -122,6 +133,28 @@ Error* unpack(const CallFrame* frame) {
   void* codes = static_cast<const Buffer*>(frame->rets.rets[0])->data;
   if (kernels.unpack(code, n, k, w, codes, k) == PK_OK) return nullptr;
   return failure(frame, kInternal, kernels.last_error());
+}
+
+Error* encode(const CallFrame* frame) {
+  const pk_format code = static_cast<pk_format>(attribute(frame->attrs, "code"));
+  if (kernels.pack == nullptr || frame->args.size != 2 || frame->rets.size != 1) {
+    return failure(frame, kInvalidArgument, "policy_jax: expected a call that policy_jax made");
+  }
+  const Buffer* x = static_cast<const Buffer*>(frame->args.args[0]);
+  const Buffer* scale = static_cast<const Buffer*>(frame->args.args[1]);
+  const Buffer* codes = static_cast<const Buffer*>(frame->rets.rets[0]);
+  const int64_t m = rows(x), k = x->rank > 0 ? x->dims[x->rank - 1] : 1;
+  if (x->dtype != kF32 || elements(codes) != m * k ||
+      (elements(scale) != m && elements(scale) != 1)) {
+    return failure(frame, kInvalidArgument, "policy_jax: expected sizes that agree");
+  }
+  const XlaExecutor executor(frame);
+  const PlainRounding rounding;
+  const pk_status status =
+      kernels.encode_rows_f8(executor.get(), code, m, k, static_cast<const float*>(x->data), k,
+                             static_cast<const float*>(scale->data), elements(scale) == m ? 1 : 0,
+                             static_cast<uint8_t*>(codes->data), k);
+  return status == PK_OK ? nullptr : failure(frame, kInternal, kernels.last_error());
 }
 
 Error* linear(const CallFrame* frame) {
@@ -206,6 +239,7 @@ static Error* answer(CallFrame* frame, Error* (*execute)(const CallFrame*)) {
 }
 
 PK_API Error* policy_jax_linear(CallFrame* frame) { return answer(frame, linear); }
+PK_API Error* policy_jax_encode(CallFrame* frame) { return answer(frame, encode); }
 PK_API Error* policy_jax_unpack(CallFrame* frame) { return answer(frame, unpack); }
 
 }  // extern "C"

@@ -55,7 +55,7 @@ pk_status run(const Checks& checks, const Common& common, Input input, int32_t x
       x_type,
       x,
       x_stride,
-      Packed(common.w),
+      Packed(common.w, common.n),
       common.bias_dtype,
       common.bias,
       {x_scale, x_scale_stride, common.w_scale, common.w_scale_stride, nullptr, common.y_dtype,

@@ -151,7 +151,7 @@ pk_status pk_dequantize_packed_rows(const pk_executor* executor, int64_t count, 
   if (!checks.ok()) return checks.status();
   const pk_status status = pk::check_ids(kName, rows, job);
   if (status != PK_OK || count == 0) return status;
-  const pk::Packed packed(w);
+  const pk::Packed packed(w, rows);
   job.packed = &packed;
   pk::run(executor, job);
   return PK_OK;

@@ -54,7 +54,7 @@ void Checks::packed(const char* name, const void* data, int64_t n, int64_t k, pk
                    function_, name);
     return;
   }
-  const Packed found(data);
+  const Packed found(data, n);
   if (!found.valid()) {
     status_ = fail(PK_ERR_ARGUMENT,
                    "%s: expected %s to be what pk_pack wrote at this address, got other bytes (was "
@@ -62,11 +62,11 @@ void Checks::packed(const char* name, const void* data, int64_t n, int64_t k, pk
                    function_, name);
     return;
   }
-  if (found.n() != n || found.k() != k || found.code() != code) {
+  if (!found.has_n() || found.k() != k || found.code() != code) {
     status_ = fail(PK_ERR_ARGUMENT,
                    "%s: expected %s to be packed from n=%" PRId64 ", k=%" PRId64
                    " and code %d, got n=%" PRId64 ", k=%" PRId64 " and code %d",
-                   function_, name, n, k, static_cast<int>(code), found.n(), found.k(),
+                   function_, name, n, k, static_cast<int>(code), found.packed_n(), found.k(),
                    static_cast<int>(found.code()));
   }
 }

@@ -50,7 +50,7 @@ class Checks {
     extent(name, data, rows, columns, stride, dtype == PK_FLOAT32 ? 4 : 2);
   }
 
-  // A packed weight [n][k] of codes of one kind.
+  // A packed weight [n][k] of codes of one kind, n not 0; or whole panels in a row of a larger one.
   void packed(const char* name, const void* data, int64_t n, int64_t k, pk_format code);
 
   // An executor, or null.

@@ -51,6 +51,15 @@ uint32_t sum_of_codes(int64_t k, const int8_t* w) {
   return static_cast<uint32_t>(sum);
 }
 
+PackedHeader header_of(pk_format code, int64_t n, int64_t k) {
+  PackedHeader header{};
+  std::memcpy(header.magic, kPackedMagic, sizeof header.magic);
+  header.n = n;
+  header.k = k;
+  header.code = code;
+  return header;
+}
+
 struct Packing {
   Packed packed;
   uint8_t* w;  // read by pack_panel, written by unpack_panel
@@ -62,12 +71,16 @@ void pack_panel(void* context, int64_t panel) {
   const Packed& packed = job.packed;
   const int64_t channels = smaller(packed.n() - panel * kPanel, kPanel);
   const uint8_t* w = job.w + panel * kPanel * job.ldw;
+  const bool sums = packed.code() == PK_S8;
+  PackedHeader header = header_of(packed.code(), packed.n(), packed.k());
+  header.channel = panel * kPanel;
+  std::memcpy(const_cast<char*>(packed.header(panel)), &header, sizeof header);
   for (int64_t part = 0; part < packed.parts(); ++part) {
     uint32_t* excess = const_cast<uint32_t*>(packed.excess(part, panel));
     const int64_t length = smaller(packed.k() - part * kSumLength, kSumLength);
     for (int64_t i = 0; i < kPanel; ++i) {
       const int8_t* row = reinterpret_cast<const int8_t*>(w + i * job.ldw + part * kSumLength);
-      excess[i] = i < channels ? 128u * sum_of_codes(length, row) : 0u;
+      excess[i] = sums && i < channels ? 128u * sum_of_codes(length, row) : 0u;
     }
   }
   uint8_t* out = const_cast<uint8_t*>(reinterpret_cast<const uint8_t*>(packed.panel(panel)));
@@ -99,7 +112,7 @@ void unpack_panel(void* context, int64_t panel) {
 
 // False where the size does not fit an int64_t.
 bool packed_bytes(int64_t n, int64_t k, int64_t* bytes) {
-  int64_t padded_n, padded_k, panels, excess;
+  int64_t padded_n, padded_k, blocks, excess, headers;
   if (__builtin_add_overflow(n, kPanel - 1, &padded_n) ||
       __builtin_add_overflow(k, kBlock - 1, &padded_k)) {
     return false;
@@ -107,10 +120,13 @@ bool packed_bytes(int64_t n, int64_t k, int64_t* bytes) {
   padded_n -= padded_n % kPanel;
   padded_k -= padded_k % kBlock;
   const int64_t parts = k / kSumLength + (k % kSumLength != 0 ? 1 : 0);
-  return !__builtin_mul_overflow(padded_n, padded_k, &panels) &&
+  const int64_t header_bytes = static_cast<int64_t>(sizeof(PackedHeader));
+  return !__builtin_mul_overflow(padded_n, padded_k, &blocks) &&
          !__builtin_mul_overflow(padded_n, parts * 4, &excess) &&
-         !__builtin_add_overflow(panels, excess, bytes) &&
-         !__builtin_add_overflow(*bytes, int64_t{63 + sizeof(PackedHeader)}, bytes);
+         !__builtin_mul_overflow(padded_n / kPanel, header_bytes, &headers) &&
+         !__builtin_add_overflow(blocks, excess, bytes) &&
+         !__builtin_add_overflow(*bytes, headers, bytes) &&
+         !__builtin_add_overflow(*bytes, int64_t{63}, bytes);
 }
 
 void run(const pk_executor* executor, void (*body)(void*, int64_t), Packing& job) {
@@ -132,16 +148,14 @@ pk_status pack(const char* name, const pk_executor* executor, pk_format code, in
   int64_t bytes;
   const pk_status status = pk_packed_bytes(n, k, &bytes);
   if (status != PK_OK) return status;
-  PackedHeader header{};
-  std::memcpy(header.magic, kPackedMagic, sizeof header.magic);
-  header.n = n;
-  header.k = k;
-  header.code = code;
+  if (n == 0) return PK_OK;
+  // The first header, by which the view knows where the panels are, which then write their own.
+  const PackedHeader header = header_of(code, n, k);
   const uintptr_t start = (reinterpret_cast<uintptr_t>(packed) + 63) / 64 * 64;
   std::memcpy(reinterpret_cast<void*>(start), &header, sizeof header);
-  if (n == 0 || k == 0) return PK_OK;
   uint8_t* rows = const_cast<uint8_t*>(static_cast<const uint8_t*>(w));
-  Packing job{Packed(packed), rows, ldw};
+  // Where rows have no elements their pointer may be NULL, and no offset may be added to NULL.
+  Packing job{Packed(packed, n), rows, k == 0 ? 0 : ldw};
   run(executor, pack_panel, job);
   return PK_OK;
 }
@@ -153,10 +167,10 @@ pk_status unpack(const char* name, const pk_executor* executor, pk_format code, 
   checks.code("code", code);
   checks.size("n", n);
   checks.size("k", k);
-  checks.packed("packed", packed, n, k, code);
+  if (n != 0) checks.packed("packed", packed, n, k, code);
   checks.matrix("w", static_cast<uint8_t*>(w), n, k, ldw);
   if (!checks.ok() || n == 0 || k == 0) return checks.status();
-  Packing job{Packed(packed), static_cast<uint8_t*>(w), ldw};
+  Packing job{Packed(packed, n), static_cast<uint8_t*>(w), ldw};
   run(executor, unpack_panel, job);
   return PK_OK;
 }

@@ -134,6 +134,15 @@ typedef struct pk_executor {
 PK_API pk_status pk_set_num_threads(int64_t count);
 PK_API int64_t pk_num_threads(void);
 
+/* pk_encode_f8 for rows that each have a scale, or one for all, on several threads.
+ * executor NULL for the library's own threads
+ * x     [m][k] float32, row stride ldx
+ * scale stride 1: one per row; stride 0: one for all
+ * codes [m][k], row stride ldq (out) */
+PK_API pk_status pk_encode_rows_f8(const pk_executor* executor, pk_format format, int64_t m,
+                                   int64_t k, const float* x, int64_t ldx, const float* scale,
+                                   int64_t scale_stride, uint8_t* codes, int64_t ldq);
+
 /* Rows of a quantized table: y[i] = codes[ids[i]] * scale, multiplied in float32 and rounded once.
  * executor NULL for the library's own threads
  * ids      [count], each at least 0 and less than rows; PK_ERR_ARGUMENT otherwise
@@ -154,7 +163,11 @@ PK_API pk_status pk_dequantize_packed_rows(const pk_executor* executor, int64_t 
                                            int64_t scale_stride, pk_dtype y_dtype, void* y,
                                            int64_t ldy);
 
-/* The size of a packed weight [n][k]: all padding, and room to align it, included.
+/* The size of a packed weight [n][k]: all padding, and 63 bytes of room to align it, included.
+ *
+ * A packed weight is made of panels of 32 channels, each of pk_packed_bytes(64, k) -
+ * pk_packed_bytes(32, k) bytes, from its first address that is a multiple of 64 on. Some panels in
+ * a row are a packed weight as well, n being the number of their channels.
  * bytes (out) */
 PK_API pk_status pk_packed_bytes(int64_t n, int64_t k, int64_t* bytes);
 
