@@ -68,31 +68,41 @@ def _function_graph() -> Any:
     return graph
 
 
-def delayed_scale(state: State, x: Tensor, dtype: str, moving: bool) -> Tensor:
+def delayed_scale(
+    state: State, x: Tensor, dtype: str, moving: bool, rows: Tensor | None = None
+) -> Tensor:
     """Gives the scale for a tensor, and in training moves the state of its role.
 
     Args:
         state: The role's variables.
-        x: Floats of any shape. Without a row nothing moves.
+        x: Floats of any shape.
         dtype: The float8 format of its codes.
         moving: Whether this is a training call. Under `tf.distribute` all replicas must call.
+        rows: In training, how many rows the layer's input has: without one nothing moves.
 
     Returns:
         float32 of shape ().
     """
     before = _scaling.AmaxState(*map(tf.convert_to_tensor, state))
-    largest = tf.reshape(_scaling.amax(OPS, x, tuple(range(x.shape.rank))), ())
+
+    def largest() -> Tensor:
+        return tf.reshape(_scaling.amax(OPS, tf.reshape(x, (-1,)), (0,)), ())
+
     if not moving:
-        return _scaling.inference_scale(OPS, before, largest, dtype)
-    rows = tf.size(x)
-    largest, rows = _over_replicas(largest, rows)
-    scale, after = _scaling.training_scale(OPS, before, largest, dtype)
+        # What inference_scale gives, without a look at the input where a training call was before.
+        return tf.cond(
+            tf.reduce_max(before.amax_history) > 0,
+            lambda: before.scale,
+            lambda: _scaling.scale_of(OPS, largest(), dtype),
+        )
+    amax, rows = _over_replicas(largest(), rows)
+    scale, after = _scaling.training_scale(OPS, before, amax, dtype)
     for variable, old, new in zip(state, before, after, strict=True):
         variable.assign(tf.where(rows > 0, new, old))
     return scale
 
 
-def _over_replicas(largest: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _over_replicas(largest: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
     """Gives the maximum of an amax over data-parallel replicas, NaN if any is, and all their rows."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
@@ -113,6 +123,6 @@ def output_scale(state: State | None, moving: bool) -> Any:
         if state is None:
             largest = tf.reshape(_scaling.amax(OPS, dy, (0, 1)), ())
             return _scaling.scale_of(OPS, largest, "float8_e5m2")
-        return delayed_scale(state, dy, "float8_e5m2", moving)
+        return delayed_scale(state, dy, "float8_e5m2", moving, tf.shape(dy)[0])
 
     return scale
