@@ -109,7 +109,7 @@ def linear(
         return tf.cast(tf.ensure_shape(y, _result_shape(x, scale)), dtype)
 
 
-def plain_codes(weight: Tensor, shape: tuple[int, int], codes: str) -> Tensor:
+def plain_codes(weight: Tensor, shape: tuple[int, ...], codes: str) -> Tensor:
     """Gives the codes of shape (n, k) of a weight, packed or not, in TensorFlow's own operators."""
     if weight.shape.rank == 2:
         return weight
@@ -154,7 +154,7 @@ def rows(
     weight: Tensor,
     scale: Tensor,
     *,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     codes: str,
     dtype: tf.DType,
     native: bool | None = None,

@@ -179,14 +179,14 @@ def pack(codes: Tensor, dtype: str) -> Tensor:
     return _OPERATORS["pack"](codes=codes, code=CODES[dtype])
 
 
-def unpack(packed: Tensor, shape: tuple[int, int], dtype: str) -> Tensor:
+def unpack(packed: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
     """Gives the codes that were packed, of a shape (n, k) and a dtype."""
     codes = _OPERATORS["unpack"](packed=packed, code=CODES[dtype], n=shape[0], k=shape[1])
     return tf.ensure_shape(codes, shape)
 
 
 def rows(
-    ids: Tensor, packed: Tensor, shape: tuple[int, int], codes: str, scale: Tensor, dtype: tf.DType
+    ids: Tensor, packed: Tensor, shape: tuple[int, ...], codes: str, scale: Tensor, dtype: tf.DType
 ) -> Tensor:
     """Gives `codes[ids] * scale[ids]` for ids of any shape, from a packed table of shape (n, k)."""
     _THREADS.follow()

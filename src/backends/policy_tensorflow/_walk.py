@@ -66,7 +66,7 @@ def _layers(
 
 def leaves(module: tf.Module) -> Iterator[tuple[str, Any]]:
     """Gives what a module's attributes hold, also in lists, tuples and dicts, by path."""
-    ignored = getattr(module, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
+    ignored: Any = getattr(module, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
     for name, value in vars(module).items():
         if name not in ignored and not name.startswith("_self_"):
             yield from _leaves_in(name, value)
