@@ -169,7 +169,7 @@ def float_weight(module: Any, dtype: str) -> Tensor:
     """Gives the dequantized weight, of its portable shape, of a module that keeps only codes."""
     stored = codes_of(module)
     weight, scale = tf.convert_to_tensor(stored.variable), module.weight_scale
-    if weight.shape.rank == 1 and _kernels.runs_native(stored.variable.device):
+    if weight.shape.rank == 1 and _kernels.kernel_here(stored.variable.device) == "native":
         bits = _native.unpack(weight, stored.shape, stored.codes or "")
     else:
         bits = _kernels.plain_codes(weight, stored.shape, stored.codes or "")

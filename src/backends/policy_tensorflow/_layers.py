@@ -70,7 +70,7 @@ class CodesEmbedding(KeepsCodes):
             shape=stored.shape,
             codes=str(stored.codes),
             dtype=compute_dtype(self),
-            native=_kernels.runs_native(self.weight_codes.device),
+            kernel=_kernels.kernel_here(self.weight_codes.device),
         )
 
 
@@ -107,7 +107,7 @@ class CodesLinear(_QuantizedLinear, KeepsCodes):
             codes=str(stored.codes),
             dtype=compute_dtype(self),
             x_scale=x_scale,
-            native=_kernels.runs_native(self.weight_codes.device),
+            kernel=_kernels.kernel_here(self.weight_codes.device),
         )
 
 
@@ -124,7 +124,7 @@ class TrainableLinear(_QuantizedLinear, Wrapped):
         moving = False
         if plan.delayed:
             moving = is_training()
-            rows = tf.reduce_prod(tf.shape(x)[:-1])
+            rows = tf.reduce_prod(tf.shape(x)[:-1]) if moving else None
             x_state, weight_state = state_of(self, "input"), state_of(self, "weight")
             x_scale = delayed_scale(x_state, x, str(plan.input_codes), moving, rows)
             weight_scale = delayed_scale(weight_state, weight, str(plan.weight_codes), moving, rows)
@@ -137,7 +137,7 @@ class TrainableLinear(_QuantizedLinear, Wrapped):
             weight_scale=weight_scale,
             gradient_scale=output_scale(state, moving),
             dtype=compute_dtype(self),
-            native=_kernels.runs_native(variable.device),
+            kernel=_kernels.kernel_here(variable.device),
         )
 
 

@@ -222,7 +222,8 @@ def _linear_gradient(op: Any, dy: Tensor) -> list[Tensor | None]:
     if x.dtype != tf.uint8:
         values = dequantized(weight, scale, codes, x.shape[-1], tf.shape(x)[-1])
         dx = tf.cast(contract(tf.cast(dy, tf.float32), values), x.dtype)
-        dx = tf.ensure_shape(dx, x.shape)
+        if x.shape.rank is not None:
+            dx = tf.ensure_shape(dx, x.shape)
     total = tf.reduce_sum(tf.reshape(tf.cast(dy, tf.float32), (-1, tf.shape(scale)[0])), 0)
     # Of shape [0] where there is no bias.
     dbias = tf.cast(total[: tf.shape(bias)[0]], bias.dtype)

@@ -86,6 +86,10 @@ class TfOps:
 
     def amax(self, x: Any, axes: tuple[int, ...]) -> Any:
         largest = tf.reduce_max(tf.abs(x), axes, keepdims=True)
+        if in_xla():
+            # XLA's maximum on a CPU passes over NaN.
+            bad = tf.reduce_any(tf.math.is_nan(x), axes, keepdims=True)
+            largest = tf.where(bad, tf.constant(np.nan, largest.dtype), largest)
         # The maximum of nothing is -infinity.
         return tf.maximum(largest, tf.zeros((), largest.dtype))
 

@@ -46,13 +46,24 @@ def _u16(value: int) -> np.uint16:
     return np.uint16(value)
 
 
-def encode(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
-    """Gives floats as float8 tensors under a scale; what is too large saturates.
+# Of each float8 format: the bits of its mantissa, and its smallest normal number.
+_GRIDS = {"float8_e4m3fn": (3, 2.0**-6), "float8_e5m2": (2, 2.0**-14)}
 
-    `policy_core._scaling.encode`, but divided as written also in graphs, and where TensorFlow takes
-    subnormal numbers for zeros.
+
+def encode(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
+    """Gives floats as float8 tensors under a scale; what is too large saturates."""
+    return tf.cast(on_grid(x, scale, dtype), TF_DTYPES[dtype])
+
+
+def on_grid(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
+    """Gives the float32 values of the float8 codes of floats under a scale.
+
+    `policy_core._scaling.encode`, but divided as written also in graphs, with subnormal numbers
+    where TensorFlow takes them for zeros, and without a cast: XLA's cast from float32 to float8 on
+    CPU rounds twice in some programs, by way of float16.
     """
-    largest = DTYPES[dtype].max
+    largest = np.float32(DTYPES[dtype].max)
+    mantissa, smallest = _GRIDS[dtype]
     x = tf.cast(x, tf.float32)
     quotient = divide(x, scale)
     if dtype == "float8_e5m2":
@@ -61,7 +72,18 @@ def encode(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
         subnormal = tf.equal(tf.bitwise.bitwise_and(bits, np.uint32(0x7F800000)), np.uint32(0))
         raised = divide(_raised(bits), scale * np.float32(2.0**100))
         quotient = tf.where(subnormal, raised, quotient)
-    return OPS.cast(OPS.clip(quotient, -largest, largest), dtype)
+    clipped = tf.clip_by_value(quotient, -largest, largest)
+    step = smallest * 2.0**-mantissa
+    small = tf.round(clipped * np.float32(1 / step)) * np.float32(step)
+    # Half to even, on the bits: what is added carries into the bits that stay.
+    dropped = 23 - mantissa
+    bits = tf.bitcast(clipped, tf.int32)
+    odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, np.int32(dropped)), np.int32(1))
+    bits = tf.bitwise.bitwise_and(
+        bits + np.int32(2 ** (dropped - 1) - 1) + odd, np.int32(-(2**dropped))
+    )
+    values = tf.where(tf.abs(clipped) < np.float32(smallest), small, tf.bitcast(bits, tf.float32))
+    return tf.where(quotient == quotient, values, tf.constant(np.nan, tf.float32))
 
 
 def _raised(bits: Tensor) -> Tensor:
@@ -118,15 +140,9 @@ def linear(
     values = decode(codes, dtype)
     if operation != "linear_f8":
         return scaled(product(x, values), None, scale, bias)
-    x_codes, x_scale = input_codes(x, x_scale)
-    return scaled(product(tf.cast(x_codes, tf.float32), values), x_scale, scale, bias)
-
-
-def input_codes(x: Tensor, x_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gives floats in float8_e4m3fn, under a scale or one per row, and the scales to broadcast."""
     if x_scale is None:
         x_scale = _scaling.scale_of(OPS, OPS.amax(x, (-1,)), "float8_e4m3fn")
-    return encode(x, x_scale, "float8_e4m3fn"), x_scale
+    return scaled(product(on_grid(x, x_scale, "float8_e4m3fn"), values), x_scale, scale, bias)
 
 
 def _linear_s8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -143,9 +159,8 @@ def _linear_s8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
 def _product_s8(x: Tensor, codes: Tensor) -> Tensor:
     """Gives the exact `x @ codes.T` of int8, in int32."""
     if in_xla():
-        return tf.reshape(
-            tf.matmul(as_rows(x), codes, transpose_b=True, output_type=tf.int32), _shape(x, codes)
-        )
+        y = tf.matmul(as_rows(x), codes, transpose_b=True, output_type=tf.int32)
+        return y if x.shape.rank == 2 else tf.reshape(y, _shape(x, codes))
     # TensorFlow's own int8 product is a plain loop; float32 sums of so many are exact too.
     sums = [
         tf.cast(product(_floats(x, start), _floats(codes, start)), tf.int32)
@@ -160,11 +175,14 @@ def _floats(codes: Tensor, start: int) -> Tensor:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """Gives `x @ weight.T` for x of shape (..., k) and weights of shape (n, k)."""
-    return tf.reshape(tf.matmul(as_rows(x), weight, transpose_b=True), _shape(x, weight))
+    y = tf.matmul(as_rows(x), weight, transpose_b=True)
+    return y if x.shape.rank == 2 else tf.reshape(y, _shape(x, weight))
 
 
 def as_rows(x: Tensor) -> Tensor:
     """Gives floats of shape (..., k) as a matrix."""
+    if x.shape.rank == 2:
+        return x
     # Not (-1, k): a size of 0 would leave the other unknown.
     shape = tf.shape(x)
     return tf.reshape(x, tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]]))

@@ -27,7 +27,7 @@ from ._classes import (
     wrapped_class,
 )
 from ._delayed import delayed_scale
-from ._kernels import runs_native
+from ._kernels import kernel_here
 from ._layers import mixin_for, state_of
 from ._ops import OPS, TF_DTYPES, Tensor
 from ._quantize import quantize
@@ -282,7 +282,7 @@ def _codes(step: Step, plan: Plan, stored: dict[str, Tensor] | None) -> tuple[Te
 def _laid_out(bits: Tensor, plan: Plan, layer: Any, multiplied: bool) -> Tensor:
     """Gives codes as a layer keeps them: packed, where the native kernels multiply by them."""
     device = next((v.device for _, v in leaves(layer) if isinstance(v, tf.Variable)), "")
-    if not multiplied or not runs_native(device):
+    if not multiplied or kernel_here(device) != "native":
         return bits
     return _native.pack(bits, str(plan.weight_codes))
 
