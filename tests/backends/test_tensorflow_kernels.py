@@ -193,8 +193,12 @@ def test_vectorized_map_gives_the_same(operation):
     product = Product(operation, 6, 15, 7)
     x = tf.constant(product.x)
     y = product.call(x)
-    rows = tf.vectorized_map(product.call, x, fallback_to_while_loop=False)
-    np.testing.assert_array_equal(rows, y)
+    # TensorFlow vectorizes no look at the bits of floats; then it loops.
+    loop = not _native.available() and operation == "linear_f8"
+    rows = tf.vectorized_map(product.call, x, fallback_to_while_loop=loop)
+    # Float sums depend on how many rows are multiplied at once.
+    tolerance = 0 if operation == "linear_s8" else 1e-5
+    np.testing.assert_allclose(rows, y, rtol=tolerance, atol=tolerance)
     weights = tf.stack([product.weight] * 6)
 
     def with_weight(given: Any) -> Any:
@@ -202,7 +206,8 @@ def test_vectorized_map_gives_the_same(operation):
         one.weight = given[1]
         return one.call(given[0], kernel="native" if _native.available() else None)
 
-    np.testing.assert_array_equal(tf.vectorized_map(with_weight, (x, weights)), y)
+    each = tf.vectorized_map(with_weight, (x, weights))
+    np.testing.assert_allclose(each, y, rtol=tolerance, atol=tolerance)
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = product.call(x)[0]
