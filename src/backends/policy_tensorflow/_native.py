@@ -59,8 +59,11 @@ def reason_against() -> str:
     if path is None:
         return f"{LIBRARY_NAME} was not built"
     # TensorFlow first: it learns of operators only while it loads their library itself.
-    operators = tf.load_op_library(str(path))
-    library = ctypes.CDLL(str(path))
+    try:
+        operators = tf.load_op_library(str(path))
+        library = ctypes.CDLL(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        raise _loader.KernelsBrokenError(f"{path}: {error}. Install policy-core again.") from error
     library.policy_tensorflow_problem.restype = ctypes.c_char_p
     version = library.policy_tensorflow_abi_version()
     problem = library.policy_tensorflow_problem().decode()
@@ -104,7 +107,7 @@ class _Threads:
         count = tf.config.threading.get_intra_op_parallelism_threads()
         asked = "POLICY_NUM_THREADS" in os.environ or policy_kernels.num_threads() != self.ours
         if count and not asked:
-            policy_kernels.set_num_threads(count)
+            policy_kernels.set_num_threads(min(count, 1024))
 
 
 _THREADS = _Threads()
