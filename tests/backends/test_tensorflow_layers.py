@@ -319,12 +319,26 @@ class TestFunctions:
             np.testing.assert_allclose(function(X[:rows]), model(X[:rows]), rtol=1e-5, atol=1e-6)
         assert function.experimental_get_tracing_count() == 1
 
-    def test_unknown_rank(self) -> None:
-        """Even the rank may be unknown to a graph."""
-        layer = pc.wrap(pt.Linear(8, 4), "int8_from_float32")
-        function = tf.function(layer, input_signature=[tf.TensorSpec(None)])
-        assert same_bits(function(X), layer(X))
-        assert function(X[0]).shape == (4,)
+    @pytest.mark.parametrize("compiled", [None, True])
+    @pytest.mark.parametrize("policy", ["int8_from_float32", "float8_from_float32"])
+    def test_unknown_rank(self, policy: str, compiled: Any) -> None:
+        """Even the rank may be unknown to a graph, in training too."""
+        layer = pc.wrap(pt.Linear(8, 4), policy)
+
+        def step(x: Any) -> Any:
+            with pt.training(), tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x)
+            return y, tape.gradient(y, x)
+
+        spec = tf.TensorSpec(None)
+        function = tf.function(step, input_signature=[spec], jit_compile=compiled)
+        for shape in [(6, 8), (8,), (2, 3, 8)]:
+            y, dx = function(tf.ones(shape))
+            assert y.shape == (*shape[:-1], 4)
+            assert dx.shape == shape
+        if policy.startswith("int8"):
+            assert same_bits(function(tf.constant(X))[0], layer(X))
 
     @pytest.mark.parametrize("policy", ["int8_from_float32", "int8_from_mixed_bfloat16"])
     def test_xla_gives_the_same_bits(self, policy: str) -> None:

@@ -13,7 +13,7 @@ import policy_kernels
 from policy_core import _scaling
 
 from . import _native, _plain
-from ._ops import OPS, Tensor, in_xla
+from ._ops import OPS, Tensor, in_xla, with_shape
 
 OPERATIONS = tuple(_native.OPERATIONS)
 
@@ -85,6 +85,7 @@ def linear(
     codes: str,
     dtype: tf.DType,
     x_scale: Tensor | None = None,
+    k: int | None = None,
     kernel: Kernel | None = None,
 ) -> Tensor:
     """Gives the product with a weight of which only codes are kept.
@@ -93,13 +94,14 @@ def linear(
 
     Args:
         operation: One of `OPERATIONS`.
-        x: Floats of shape (..., k); any part of it may be unknown in a graph but its k.
+        x: Floats of shape (..., k), of which a graph may know nothing.
         weight: uint8, packed by `_native.pack`, or the bits of codes of shape (n, k).
         scale: float32 of shape (n,).
         bias: Floats of shape (n,), or None.
         codes: The dtype of the weight's codes.
         dtype: The dtype of the result.
         x_scale: For linear_f8, float32 of shape (), or None for a scale per row.
+        k: The size of the last axis, for a graph that does not know it of `x`; else None.
         kernel: What computes; None for what `kernel_here` gives.
 
     Returns:
@@ -112,8 +114,10 @@ def linear(
         )
     product = _compiled_linear if kernel == "xla" and not in_xla() else _plain_linear
     with tf.name_scope(f"{operation}_{kernel}"):
-        y = product(operation, x, weight, scale, bias, codes, x_scale)
-        return tf.cast(tf.ensure_shape(y, x.shape[:-1].concatenate(scale.shape)), dtype)
+        y = product(operation, _plain.as_rows(x, k), weight, scale, bias, codes, x_scale)
+        if x.shape.rank != 2:
+            y = tf.reshape(y, tf.concat([tf.shape(x)[:-1], tf.shape(scale)], 0))
+        return tf.cast(with_shape(y, x.shape[:-1].concatenate(scale.shape)), dtype)
 
 
 def plain_codes(weight: Tensor, shape: tuple[int, ...], codes: str) -> Tensor:
@@ -299,14 +303,14 @@ def float8_linear(
 
     @tf.custom_gradient
     def call(x: Tensor, weight: Tensor, *biases: Tensor) -> tuple[Tensor, object]:
-        matrix = _plain.as_rows(x)
+        matrix = _plain.as_rows(x, weight.shape[1])
         left, left_scale = encode_f8(matrix, x_scale, "float8_e4m3fn", native)
         right, right_scale = encode_f8(weight, weight_scale, "float8_e4m3fn", native)
         added = biases[0] if biases else None
         y = product_f8(left, left_scale, "float8_e4m3fn", right, right_scale, added, dtype, native)
 
         def grad(dy: Tensor) -> list[Tensor]:
-            dy = _plain.as_rows(dy)
+            dy = _plain.as_rows(dy, weight.shape[0])
             dbias = [tf.cast(tf.reduce_sum(tf.cast(dy, tf.float32), 0), b.dtype) for b in biases]
             scale = gradient_scale(dy)  # type: ignore[operator]
             g, _ = encode_f8(dy, scale, "float8_e5m2", native)
@@ -322,7 +326,7 @@ def float8_linear(
         return y, grad
 
     y = call(*inputs)
-    return tf.ensure_shape(y, x.shape[:-1].concatenate(weight.shape[:1]))
+    return with_shape(y, x.shape[:-1].concatenate(weight.shape[:1]))
 
 
 def _backward(

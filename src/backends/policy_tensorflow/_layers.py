@@ -107,6 +107,7 @@ class CodesLinear(_QuantizedLinear, KeepsCodes):
             codes=str(stored.codes),
             dtype=compute_dtype(self),
             x_scale=x_scale,
+            k=stored.shape[1],
             kernel=_kernels.kernel_here(self.weight_codes.device),
         )
 

@@ -19,7 +19,7 @@ from tensorflow.python.ops.parallel_for import pfor
 import policy_kernels
 from policy_kernels import _loader
 
-from ._ops import Tensor
+from ._ops import Tensor, with_shape
 
 LIBRARY_NAME = "libpolicy_tensorflow.so"
 OPERATIONS = {"linear_s8": 0, "linear_s8w": 1, "linear_f8": 2, "linear_f8w": 3}
@@ -225,8 +225,7 @@ def _linear_gradient(op: Any, dy: Tensor) -> list[Tensor | None]:
     if x.dtype != tf.uint8:
         values = dequantized(weight, scale, codes, x.shape[-1], tf.shape(x)[-1])
         dx = tf.cast(contract(tf.cast(dy, tf.float32), values), x.dtype)
-        if x.shape.rank is not None:
-            dx = tf.ensure_shape(dx, x.shape)
+        dx = with_shape(dx, x.shape)
     total = tf.reduce_sum(tf.reshape(tf.cast(dy, tf.float32), (-1, tf.shape(scale)[0])), 0)
     # Of shape [0] where there is no bias.
     dbias = tf.cast(total[: tf.shape(bias)[0]], bias.dtype)

@@ -34,6 +34,11 @@ def dtype_name(dtype: tf.DType) -> str:
     return name
 
 
+def with_shape(x: Tensor, shape: tf.TensorShape) -> Tensor:
+    """Gives a tensor of which a graph knows a shape, as far as it is given."""
+    return x if shape.rank is None else tf.ensure_shape(x, shape)
+
+
 def in_xla() -> bool:
     """Says whether what is being traced will be compiled by XLA (`jit_compile=True`, TPUs)."""
     if tf.executing_eagerly():

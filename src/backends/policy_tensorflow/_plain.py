@@ -127,7 +127,7 @@ def linear(
 
     Args:
         operation: `"linear_s8"`, `"linear_s8w"`, `"linear_f8"` or `"linear_f8w"`.
-        x: Floats of shape (..., k).
+        x: Floats of shape (m, k).
         codes: uint8 of shape (n, k).
         scale: float32 of shape (n,).
         bias: Floats of shape (n,), or None.
@@ -141,17 +141,17 @@ def linear(
     if operation != "linear_f8":
         return scaled(product(x, values), None, scale, bias)
     if x_scale is None:
-        x_scale = _scaling.scale_of(OPS, OPS.amax(x, (-1,)), "float8_e4m3fn")
+        x_scale = _scaling.scale_of(OPS, OPS.amax(x, (1,)), "float8_e4m3fn")
     return scaled(product(on_grid(x, x_scale, "float8_e4m3fn"), values), x_scale, scale, bias)
 
 
 def _linear_s8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    x_codes, x_scale = _scaling.quantize(OPS, x, "int8", (-1,))
+    x_codes, x_scale = _scaling.quantize(OPS, x, "int8", (1,))
     k = codes.shape[1]
     total = None
     for start in range(0, max(k, 1), MAX_CONTRACTION):
         part = slice(start, start + MAX_CONTRACTION)
-        exact = tf.cast(_product_s8(x_codes[..., part], codes[:, part]), tf.float32)
+        exact = tf.cast(_product_s8(x_codes[:, part], codes[:, part]), tf.float32)
         total = exact if total is None else rounded(total + exact)
     return scaled(total, x_scale, scale, bias)
 
@@ -159,8 +159,7 @@ def _linear_s8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
 def _product_s8(x: Tensor, codes: Tensor) -> Tensor:
     """Gives the exact `x @ codes.T` of int8, in int32."""
     if in_xla():
-        y = tf.matmul(as_rows(x), codes, transpose_b=True, output_type=tf.int32)
-        return y if x.shape.rank == 2 else tf.reshape(y, _shape(x, codes))
+        return tf.matmul(x, codes, transpose_b=True, output_type=tf.int32)
     # TensorFlow's own int8 product is a plain loop; float32 sums of so many are exact too.
     sums = [
         tf.cast(product(_floats(x, start), _floats(codes, start)), tf.int32)
@@ -170,26 +169,21 @@ def _product_s8(x: Tensor, codes: Tensor) -> Tensor:
 
 
 def _floats(codes: Tensor, start: int) -> Tensor:
-    return tf.cast(codes[..., start : start + EXACT_IN_FLOAT32], tf.float32)
+    return tf.cast(codes[:, start : start + EXACT_IN_FLOAT32], tf.float32)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """Gives `x @ weight.T` for x of shape (..., k) and weights of shape (n, k)."""
-    y = tf.matmul(as_rows(x), weight, transpose_b=True)
-    return y if x.shape.rank == 2 else tf.reshape(y, _shape(x, weight))
+    """Gives `x @ weight.T` for matrices of floats."""
+    return tf.matmul(x, weight, transpose_b=True)
 
 
-def as_rows(x: Tensor) -> Tensor:
-    """Gives floats of shape (..., k) as a matrix."""
-    if x.shape.rank == 2:
+def as_rows(x: Tensor, k: int | None = None) -> Tensor:
+    """Gives floats of shape (..., k) as a matrix; `k` is for a graph that does not know it of `x`."""
+    columns = x.shape[-1] if k is None else k
+    if x.shape.rank == 2 and x.shape[-1] == columns:
         return x
     # Not (-1, k): a size of 0 would leave the other unknown.
-    shape = tf.shape(x)
-    return tf.reshape(x, tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]]))
-
-
-def _shape(x: Tensor, weight: Tensor) -> Tensor:
-    return tf.concat([tf.shape(x)[:-1], tf.shape(weight)[:1]], 0)
+    return tf.reshape(x, tf.stack([tf.reduce_prod(tf.shape(x)[:-1]), columns]))
 
 
 def scaled(total: Tensor, x_scale: Tensor | None, scale: Tensor, bias: Tensor | None) -> Tensor:
