@@ -390,7 +390,6 @@ class TestState:
     def test_tied_weights_stay_tied(self, policy: str, tmp_path: Any) -> None:
         """They are quantized once, counted once, saved once, and are one float variable after."""
         model = Tied()
-        before = model.embedding.weight
         wanted = model(np.arange(10))
         pc.wrap(model, policy)
         assert model.embedding.weight_codes is model.head.weight_codes
@@ -402,7 +401,6 @@ class TestState:
         assert same_bits(loaded(np.arange(10)), model(np.arange(10)))
         pc.unwrap(model)
         assert model.embedding.weight is model.head.table
-        assert model.embedding.weight is not before
         assert model.embedding.weight.trainable
 
     def test_tie_under_two_policies_is_refused(self) -> None:
@@ -411,6 +409,25 @@ class TestState:
         with pytest.raises(pc.errors.LayerError, match="share one weight"):
             pc.wrap(model, {"head": "int8_from_float32"})
         assert model.embedding.weight is model.head.table
+
+    def test_tie_in_two_layouts_is_refused(self) -> None:
+        """One variable as (in, out) and as (out, in) cannot be codes for both."""
+        model = Tied()
+        model.head = pt.Weight(model.embedding.weight)
+        with pytest.raises(ValueError, match="share one variable"):
+            pc.wrap(model, "int8_from_float32")
+        assert {row.policy for row in pc.report(model).rows} == {""}
+        pc.wrap(model, "mixed_bfloat16")
+        assert model.head.weight is model.embedding.weight
+
+    def test_weights_that_someone_holds(self) -> None:
+        """A function that was traced before keeps the float weights: a warning says whose."""
+        model = MLP()
+        function = tf.function(model)
+        before = function(X)
+        with pytest.warns(UserWarning, match="float weights of 'layers/0', 'heads/main'"):
+            pc.wrap(model, "int8_from_float32")
+        assert same_bits(function(X), before)
 
     def test_codes_are_kept_once(self) -> None:
         """A quantized layer has one variable for its codes, and no float weight."""
@@ -437,7 +454,7 @@ class TestState:
                 self.layers = [pt.Linear(64, 64, bias=False) for _ in range(20)]
 
         model = Deep()
-        alive = [weakref.ref(layer.weight) for layer in model.layers]
+        alive = [weakref.ref(layer.weight.handle) for layer in model.layers]
         counts = []
         original = pt._wrap._become
 

@@ -1,6 +1,8 @@
 """Changes the modules of a tree as the core decided, in place."""
 
 import contextlib
+import gc
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -38,8 +40,8 @@ Casts = dict[int, tuple[Any, tf.Variable]]
 
 
 def storage_key(x: Any) -> object:
-    """Gives what two tensors have in common exactly if they are one variable or tensor."""
-    return id(x.variable if isinstance(x, Stored) else x)
+    """Gives what two tensors have in common exactly if they are one variable, read in one layout."""
+    return (id(x.variable), x.transposed) if isinstance(x, Stored) else id(x)
 
 
 def as_numpy(x: Any) -> Any:
@@ -104,7 +106,12 @@ def _check_place(layer: Any, name: str) -> None:
 
 
 def apply(model: tf.Module, steps: Sequence[Step]) -> tf.Module:
-    """Changes the modules in place, one after the other."""
+    """Changes the modules in place, one after the other.
+
+    Raises:
+        ValueError: Before anything changes, for what concerns the model as a whole.
+    """
+    _check_layouts(steps)
     forget_traces(model)
     # Tied weights are converted once, under the key that they had before anything changed.
     shared: dict[object, dict[str, Any]] = {}
@@ -113,8 +120,11 @@ def apply(model: tf.Module, steps: Sequence[Step]) -> tf.Module:
     # An embedding alone reads single rows, which plain codes give faster.
     multiplied = {keys[id(step)] for step in steps if step.site.spec.kind == "linear"}
     casts: Casts = {}
+    replaced = {}
     for step in steps:
         key = keys[id(step)]
+        if _keeps_codes_after(step) and not isinstance(step.site.layer, KeepsCodes):
+            replaced[step.site.path] = _memory_of(step.site.tensors["weight"].variable)
         # The site must not keep the float weight alive.
         step.site.tensors = {}
         if step.wrapping is None:
@@ -126,7 +136,43 @@ def apply(model: tf.Module, steps: Sequence[Step]) -> tf.Module:
         waiting[key] -= 1
         if not waiting[key]:
             shared.pop(key, None)
+    if any(memory() is not None for memory in replaced.values()):
+        gc.collect()  # the traces that were forgotten are cycles
+    held = [path for path, memory in replaced.items() if memory() is not None]
+    if held:
+        warnings.warn(
+            f"Someone else holds the float weights of {', '.join(map(repr, held))}, so that they are "
+            "not freed: an optimizer, or a tf.function that was traced before and goes on with "
+            "them. Wrap a model before both.",
+            stacklevel=4,
+        )
     return model
+
+
+def _memory_of(variable: tf.Variable) -> Any:
+    """Gives a weak reference to what a variable, and each function that captured it, holds."""
+    one = variable.values[0] if hasattr(variable, "values") else variable
+    return weakref.ref(one.handle)
+
+
+def _keeps_codes_after(step: Step) -> bool:
+    plan = None if step.wrapping is None else step.wrapping.plan
+    return plan is not None and plan.quantized and not plan.trainable
+
+
+def _check_layouts(steps: Sequence[Step]) -> None:
+    """Refuses to make codes of a variable that modules hold in two layouts: it would come apart."""
+    owners: dict[int, tuple[str, bool]] = {}
+    for step in filter(_keeps_codes_after, steps):
+        weight = step.site.tensors["weight"]
+        path, transposed = owners.setdefault(
+            id(weight.variable), (step.site.path, weight.transposed)
+        )
+        if transposed != weight.transposed:
+            raise ValueError(
+                f"{path!r} and {step.site.path!r} share one variable, of shape (in, out) for one and "
+                "(out, in) for the other; its codes cannot serve both. Untie them first."
+            )
 
 
 def unwrap(model: tf.Module, sites: Sequence[Site]) -> tf.Module:
@@ -231,7 +277,7 @@ def _become(
                 floats[spec.name] = _float(step, spec.name)
     with _beside(layer):
         new = {name: _variable(value, name) for name, value in made.items()}
-    # From here on nothing can fail.
+    # What can be refused was done above.
     for name in _policy_variables(layer) if isinstance(layer, Wrapped) else ():
         delattr(layer, name)
     if not isinstance(layer, Wrapped):
