@@ -123,7 +123,8 @@ def apply(model: tf.Module, steps: Sequence[Step]) -> tf.Module:
     replaced = {}
     for step in steps:
         key = keys[id(step)]
-        if _keeps_codes_after(step) and not isinstance(step.site.layer, KeepsCodes):
+        # Training functions may well hold what freeze leaves behind.
+        if _keeps_codes_after(step) and not isinstance(step.site.layer, Wrapped):
             replaced[step.site.path] = _memory_of(step.site.tensors["weight"].variable)
         # The site must not keep the float weight alive.
         step.site.tensors = {}
