@@ -148,9 +148,8 @@ def _plain_linear(
 
         def grad(dy: Tensor) -> list[Tensor]:
             values = _plain.decode(weight, codes) * scale[:, None]
-            dx = tf.cast(_native.contract(dy, values), x.dtype)
-            total = tf.reduce_sum(tf.reshape(dy, (-1, scale.shape[0])), 0) if biases else None
-            return [dx, *(tf.cast(total, b.dtype) for b in biases)]
+            dx = tf.cast(tf.matmul(dy, values), x.dtype)
+            return [dx, *(tf.cast(tf.reduce_sum(dy, 0), b.dtype) for b in biases)]
 
         return y, grad
 

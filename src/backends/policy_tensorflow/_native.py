@@ -19,6 +19,7 @@ from tensorflow.python.ops.parallel_for import pfor
 import policy_kernels
 from policy_kernels import _loader
 
+from . import _plain
 from ._ops import Tensor, with_shape
 
 LIBRARY_NAME = "libpolicy_tensorflow.so"
@@ -223,8 +224,8 @@ def _linear_gradient(op: Any, dy: Tensor) -> list[Tensor | None]:
     codes = _name_of(op.get_attr("code"))
     dx = None
     if x.dtype != tf.uint8:
-        values = dequantized(weight, scale, codes, x.shape[-1], tf.shape(x)[-1])
-        dx = tf.cast(contract(tf.cast(dy, tf.float32), values), x.dtype)
+        values = _dequantized(weight, scale, codes, x.shape[-1], tf.shape(x)[-1])
+        dx = tf.cast(tf.tensordot(tf.cast(dy, tf.float32), values, 1), x.dtype)
         dx = with_shape(dx, x.shape)
     total = tf.reduce_sum(tf.reshape(tf.cast(dy, tf.float32), (-1, tf.shape(scale)[0])), 0)
     # Of shape [0] where there is no bias.
@@ -232,14 +233,7 @@ def _linear_gradient(op: Any, dy: Tensor) -> list[Tensor | None]:
     return [dx, None, None, None, dbias]
 
 
-def contract(dy: Tensor, weight: Tensor) -> Tensor:
-    """Gives `dy @ weight` for dy of shape (..., n) and weights of shape (n, k)."""
-    return tf.tensordot(dy, weight, 1)
-
-
-def dequantized(
-    weight: Tensor, scale: Tensor, codes: str, k: int | None, k_now: Tensor | None = None
-) -> Tensor:
+def _dequantized(weight: Tensor, scale: Tensor, codes: str, k: int | None, k_now: Tensor) -> Tensor:
     """Gives `codes * scale` in float32, of shape (n, k), for a weight packed or not.
 
     Args:
@@ -249,16 +243,14 @@ def dequantized(
         k: The weight's second size; None where a graph does not know it.
         k_now: A tensor that has it.
     """
-    from ._plain import decode, unpacked
-
     if weight.shape.rank == 1:
         n = scale.shape[0]
         if n is None or k is None:
             sizes = tf.stack([tf.shape(scale)[0], k_now])
-            weight = unpacked(weight, sizes, codes)
+            weight = _plain.unpacked(weight, sizes, codes)
         else:
             weight = unpack(weight, (n, k), codes)
-    return decode(weight, codes) * scale[:, None]
+    return _plain.decode(weight, codes) * scale[:, None]
 
 
 def _name_of(code: int) -> str:
@@ -266,7 +258,7 @@ def _name_of(code: int) -> str:
 
 
 # How `tf.vectorized_map` and `tf.jacobian` see the operators: rows are rows, so one more leading
-# axis changes nothing. What else is stacked goes one by one, in a loop that TensorFlow warns of.
+# axis changes nothing. What else is stacked goes one by one.
 
 
 def _again(name: str, given: Any, *inputs: Tensor) -> Any:
