@@ -194,7 +194,7 @@ class TestFloat:
                 super().__init__()
                 self.w = tf.Variable([1.0])
                 self.many = [tf.Variable([1.0]), tf.Variable([2.0])]
-                self.named = {"a": tf.Variable([1.0])}
+                self.named = {"a": tf.Variable([1.0]), "b/c": tf.Variable([1.0])}
                 self.count = tf.Variable(0)
                 self.mean = tf.Variable([0.0], trainable=False)
 
@@ -215,6 +215,8 @@ class TestFloat:
         assert seen["count"] == tf.int32
         assert layer.mean.numpy() == 5
         assert layer.w.dtype == tf.float32
+        pc.wrap(layer, "bfloat16", on_wrapped="replace")
+        assert layer.named["b/c"].dtype == layer.many[0].dtype == tf.bfloat16
 
     def test_variable_dtype_of_a_pure_policy(self) -> None:
         """Under bfloat16 variables become bfloat16, shared ones stay one, and unwrap gives float32."""
