@@ -9,7 +9,15 @@ import sys
 import zipfile
 from pathlib import PurePosixPath
 
-PACKAGES = {"policy_core", "policy_jax", "policy_kernels", "policy_numpy", "policy_torch"}
+PACKAGES = {
+    "policy_core",
+    "policy_jax",
+    "policy_kernels",
+    "policy_numpy",
+    "policy_tensorflow",
+    "policy_torch",
+}
+LIBRARIES = ("policy_jax", "policy_kernels", "policy_tensorflow", "policy_torch")
 
 
 def problems(names: list[str], library: bool) -> list[str]:
@@ -28,8 +36,7 @@ def problems(names: list[str], library: bool) -> list[str]:
         if f"{package}/py.typed" not in names
     ]
     libraries = [name for name in names if name.endswith(".so")]
-    wanted = [f"{name}/lib{name}.so" for name in ("policy_jax", "policy_kernels", "policy_torch")]
-    wanted = wanted if library else []
+    wanted = [f"{name}/lib{name}.so" for name in LIBRARIES] if library else []
     if sorted(libraries) != wanted:
         found.append(f"expected the libraries {wanted}, got {libraries}")
     if not any(
