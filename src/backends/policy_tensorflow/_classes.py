@@ -172,7 +172,7 @@ def float_weight(module: Any, dtype: str) -> Tensor:
     if weight.shape.rank == 1 and _kernels.kernel_here(stored.variable.device) == "native":
         bits = _native.unpack(weight, stored.shape, stored.codes or "")
     else:
-        bits = _kernels.plain_codes(weight, stored.shape, stored.codes or "")
+        bits = _kernels.plain_codes(weight, stored.shape)
     values = _plain.decode(bits, stored.codes or "")
     return dequantize(values, scale[:, None], dtype)
 

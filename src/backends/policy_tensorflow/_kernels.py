@@ -120,11 +120,11 @@ def linear(
         return tf.cast(with_shape(y, x.shape[:-1].concatenate(scale.shape)), dtype)
 
 
-def plain_codes(weight: Tensor, shape: tuple[int, ...], codes: str) -> Tensor:
+def plain_codes(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Gives the codes of shape (n, k) of a weight, packed or not, in TensorFlow's own operators."""
     if weight.shape.rank == 2:
         return weight
-    return tf.ensure_shape(_plain.unpacked(weight, shape, codes), shape)
+    return tf.ensure_shape(_plain.unpacked(weight, shape), shape)
 
 
 def _plain_linear(
@@ -138,7 +138,7 @@ def _plain_linear(
 ) -> Tensor:
     # What the function below closes over must not be a variable: custom_gradient would watch it.
     weight, scale = tf.convert_to_tensor(weight), tf.convert_to_tensor(scale)
-    weight = plain_codes(weight, (scale.shape[0], x.shape[-1]), codes)
+    weight = plain_codes(weight, (scale.shape[0], x.shape[-1]))
     bias = None if bias is None else tf.convert_to_tensor(bias)
 
     @tf.custom_gradient
@@ -184,7 +184,7 @@ def rows(
     kernel = kernel or kernel_here(getattr(ids, "device", ""))
     if kernel == "native" and weight.shape.rank == 1:
         return _native.rows(ids, weight, shape, codes, scale, dtype)
-    weight = plain_codes(weight, shape, codes)
+    weight = plain_codes(weight, shape)
     found = _plain.decode(tf.gather(weight, ids), codes) * tf.gather(scale, ids)[..., None]
     return tf.cast(found, dtype)
 

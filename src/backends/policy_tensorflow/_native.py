@@ -247,7 +247,7 @@ def _dequantized(weight: Tensor, scale: Tensor, codes: str, k: int | None, k_now
         n = scale.shape[0]
         if n is None or k is None:
             sizes = tf.stack([tf.shape(scale)[0], k_now])
-            weight = _plain.unpacked(weight, sizes, codes)
+            weight = _plain.unpacked(weight, sizes)
         else:
             weight = unpack(weight, (n, k), codes)
     return _plain.decode(weight, codes) * scale[:, None]

@@ -94,19 +94,18 @@ def _raised(bits: Tensor) -> Tensor:
     return tf.where(negative, -magnitude, magnitude)
 
 
-def unpacked(packed: Tensor, shape: Tensor, dtype: str) -> Tensor:
+def unpacked(packed: Tensor, shape: Tensor) -> Tensor:
     """Gives the codes of a packed weight; docs/kernels.md has a picture of the layout.
 
     Args:
         packed: Bytes of shape (b,).
         shape: (n, k), numbers or a tensor.
-        dtype: The dtype of the codes.
     """
     n, k = shape[0], shape[1]
     panels, blocks = -(-n // _PANEL), -(-k // _BLOCK)
-    parts = -(-k // MAX_CONTRACTION) if dtype == "int8" else 0
-    start = _HEADER + parts * panels * _PANEL * 4
-    bytes_ = packed[start : start + panels * blocks * _PANEL * _BLOCK]
+    before = _HEADER + -(-k // MAX_CONTRACTION) * _PANEL * 4
+    size = before + blocks * _PANEL * _BLOCK
+    bytes_ = tf.reshape(packed[: panels * size], tf.stack([panels, size]))[:, before:]
     # panel, block, half, four k, channel of the half, k of the four
     lines = tf.reshape(bytes_, tf.stack([panels, blocks, 2, 16, 16, 4]))
     matrix = tf.transpose(lines, (0, 2, 4, 1, 3, 5))
