@@ -42,6 +42,13 @@ def importlib_finds(name):
     return find_spec(name) is not None
 
 
+def test_framework_that_may_not_be_imported(framework, monkeypatch):
+    """A framework whose import someone has forbidden is not there."""
+    monkeypatch.setitem(sys.modules, "fake_framework", None)
+    _on_import.load_with("fake_framework")
+    assert framework == []
+
+
 def test_framework_that_is_there_already(framework):
     """The backend of a framework that was imported before is loaded at once."""
     import fake_framework  # noqa: F401
