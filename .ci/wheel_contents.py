@@ -9,7 +9,7 @@ import sys
 import zipfile
 from pathlib import PurePosixPath
 
-PACKAGES = {"policy_core", "policy_jax", "policy_kernels", "policy_numpy", "policy_torch"}
+PACKAGES = {"policy_core", "policy_jax", "policy_keras", "policy_kernels", "policy_numpy", "policy_torch"}
 
 
 def problems(names: list[str], library: bool) -> list[str]:
