@@ -1,7 +1,7 @@
 # Each target sets up what it needs in .venv; a second run is quick.
 PYTHON ?= python3
 BIN := .venv/bin
-CSRC := $(shell find src/backends/policy_kernels/csrc src/backends/policy_jax/csrc -type f)
+CSRC := $(shell find src/backends/*/csrc -type f)
 INSTALLED_FROM := pyproject.toml constraints.txt CMakeLists.txt $(CSRC)
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 

@@ -9,7 +9,16 @@ import sys
 import zipfile
 from pathlib import PurePosixPath
 
-PACKAGES = {"policy_core", "policy_jax", "policy_keras", "policy_kernels", "policy_numpy", "policy_torch"}
+PACKAGES = {
+    "policy_core",
+    "policy_jax",
+    "policy_keras",
+    "policy_kernels",
+    "policy_numpy",
+    "policy_tensorflow",
+    "policy_torch",
+}
+LIBRARIES = ("policy_jax", "policy_kernels", "policy_tensorflow")
 
 
 def problems(names: list[str], library: bool) -> list[str]:
@@ -28,8 +37,7 @@ def problems(names: list[str], library: bool) -> list[str]:
         if f"{package}/py.typed" not in names
     ]
     libraries = [name for name in names if name.endswith(".so")]
-    wanted = ["policy_jax/libpolicy_jax.so", "policy_kernels/libpolicy_kernels.so"]
-    wanted = wanted if library else []
+    wanted = [f"{name}/lib{name}.so" for name in LIBRARIES] if library else []
     if sorted(libraries) != wanted:
         found.append(f"expected the libraries {wanted}, got {libraries}")
     if not any(

@@ -9,6 +9,7 @@ from ._backend import register_layer as register_layer
 from ._casting import convert_input as convert_input
 from ._checkpoint import load as load
 from ._checkpoint import save as save
+from ._on_import import load_with as _load_with
 from ._policies import AWQDTypePolicy as AWQDTypePolicy
 from ._policies import DTypePolicy as DTypePolicy
 from ._policies import FloatDTypePolicy as FloatDTypePolicy
@@ -39,6 +40,9 @@ def __getattr__(name: str) -> object:
         return getattr(backend("jax"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+
+# A SavedModel asks for its operators before anyone asks for the backend.
+_load_with("tensorflow")
 
 __all__ = [
     "AWQDTypePolicy",

@@ -21,6 +21,7 @@ from policy_jax._ops import Array, platform
 from policy_jax._sites import on_cpu, single_device
 
 from ._keras import scope_of_values
+from ._kernels import CODES, PACKED
 
 Tensors = dict[str, Array]
 
@@ -34,19 +35,21 @@ def _packs(plan: Plan) -> bool:
     return plan.quantized and is_native(plan.kernel)
 
 
-def pack(codes: Array, plan: Plan) -> Array | None:
-    return _native.packed(codes) if _packs(plan) and on_cpu(codes) else None
+def store(codes: Array, plan: Plan, multiplies: bool) -> tuple[str, Array]:
+    if multiplies and _packs(plan) and on_cpu(codes):
+        return PACKED, _native.packed(codes)
+    return CODES, codes
 
 
-def packed_bytes(plan: Plan) -> int | None:
-    if not _packs(plan):
-        return None
+def stored_form(plan: Plan, multiplies: bool) -> tuple[str, tuple[tuple[int, ...], str]]:
     n, k = next(spec.shape for spec in plan.storage if spec.name == "weight")
-    return _native._bytes(n, k)
+    if multiplies and _packs(plan):
+        return PACKED, ((_native._bytes(n, k),), "uint8")
+    return CODES, ((n, k), str(plan.weight_codes))
 
 
-def unpack(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
-    return _native.unpacked(packed, shape, dtype)
+def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
+    return _native.unpacked(stored, shape, dtype) if _native.is_packed(stored) else stored
 
 
 def linear(
@@ -56,12 +59,10 @@ def linear(
     return _layers.linear(how, x, tensors)
 
 
-def rows(
-    plan: Plan, shape: tuple[int, int], ids: Array, codes: Array, scale: Array, packed: bool
-) -> Array:
-    if packed:
-        codes = _native.unpacked_inside(codes, shape, str(plan.weight_codes))
-    return _layers.embedding(codes, scale, ids, plan.compute_dtype)
+def rows(plan: Plan, shape: tuple[int, int], ids: Array, stored: Array, scale: Array) -> Array:
+    if _native.is_packed(stored):
+        stored = _native.unpacked_inside(stored, shape, str(plan.weight_codes))
+    return _layers.embedding(stored, scale, ids, plan.compute_dtype)
 
 
 def frozen_weight(plan: Plan, tensors: Tensors) -> tuple[Array, Array]:

@@ -27,6 +27,12 @@ def raw(variable: Any) -> Any:
         return keras.ops.convert_to_tensor(variable)
 
 
+def held(variable: Any) -> Any:
+    """Gives what a variable holds: its tensor, or on TensorFlow and torch the thing to write to."""
+    with AutocastScope(None):
+        return variable.value
+
+
 @contextlib.contextmanager
 def reading_in(dtype: str | None) -> Iterator[None]:
     """Makes layers read their float variables in a dtype; in their own for None."""

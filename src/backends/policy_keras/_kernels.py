@@ -22,14 +22,20 @@ class Products(Protocol):
     def kernel_table(self, tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
         """Gives the kind of device of a tensor, and the kernels there, for a LayerSpec."""
 
-    def pack(self, codes: Any, plan: Plan) -> Any:
-        """Gives codes of shape (n, k) as the native kernels read them; None if they don't run."""
+    def store(self, codes: Any, plan: Plan, multiplies: bool) -> tuple[str, Any]:
+        """Gives codes of shape (n, k) as a layer keeps them, and the name of the attribute.
 
-    def packed_bytes(self, plan: Plan) -> int | None:
-        """Gives how many bytes `pack` gives here; None if it gives None."""
+        Args:
+            codes: The codes.
+            plan: The layer's plan.
+            multiplies: Whether the layer multiplies by them; an embedding alone reads single rows.
+        """
 
-    def unpack(self, packed: Any, shape: tuple[int, int], dtype: str) -> Any:
-        """Gives the codes that were packed."""
+    def stored_form(self, plan: Plan, multiplies: bool) -> tuple[str, tuple[tuple[int, ...], str]]:
+        """Gives the attribute, shape and dtype of what `store` gives."""
+
+    def restore(self, stored: Any, shape: tuple[int, int], dtype: str) -> Any:
+        """Gives the codes that were stored, of a shape and a dtype."""
 
     def linear(
         self, plan: Plan, shape: tuple[int, int], x: Any, tensors: Tensors, training: bool
@@ -40,16 +46,15 @@ class Products(Protocol):
             plan: A quantized plan.
             shape: The weight's (n, k).
             x: Floats of shape (..., k) in the compute dtype.
-            tensors: Those of `plan.storage`, the weight packed where `pack` packs.
+            tensors: Those of `plan.storage`, codes as they are stored; state as the variables hold
+                it.
             training: Whether delayed-scaling state moves.
 
         Returns:
             Floats of shape (..., n) in the compute dtype; the state tensors to write, by name.
         """
 
-    def rows(
-        self, plan: Plan, shape: tuple[int, int], ids: Any, codes: Any, scale: Any, packed: bool
-    ) -> Any:
+    def rows(self, plan: Plan, shape: tuple[int, int], ids: Any, stored: Any, scale: Any) -> Any:
         """Gives `codes[ids] * scale[ids]` in the compute dtype."""
 
     def frozen_weight(self, plan: Plan, tensors: Tensors) -> tuple[Any, Any]:
@@ -61,6 +66,9 @@ class Products(Protocol):
         None where its two tensors are variables as all others.
         """
 
+
+CODES, PACKED = "weight_codes", "weight_packed"
+"""The attributes of the variable that holds codes, plain or as the native kernels read them."""
 
 _MODULES = {"torch": "_torch", "jax": "_jax", "tensorflow": "_tensorflow"}
 NAME: str = keras.config.backend()
@@ -75,5 +83,5 @@ def _products() -> Products:
     return cast(Products, import_module(f".{_MODULES[NAME]}", __package__))
 
 
-PRODUCTS = _products()
 FRAMEWORK: Backend = backend(NAME)
+PRODUCTS = _products()

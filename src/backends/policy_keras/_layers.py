@@ -13,9 +13,9 @@ from policy_core._plan import Plan
 
 from ._adapters import LayerAdapter
 from ._classes import VERSION, Wrapped
-from ._keras import raw, reading_in, training_argument
+from ._keras import held, raw, reading_in, training_argument
 from ._kernels import FRAMEWORK, PRODUCTS
-from ._stored import CODES, GRADIENT_STATE, PACKED, SCALE, quantized_tensors, state_specs
+from ._stored import GRADIENT_STATE, SCALE, codes_variable, quantized_tensors, state_specs
 
 
 def mixin_for(plan: Plan, adapter: LayerAdapter) -> type[Wrapped]:
@@ -96,17 +96,10 @@ class KeepsCodes(Quantized):
             return weight
         return form.axes.from_file(weight, vars(self)["_policy_kernel_shape"])
 
-    def stored_weight(self) -> tuple[Any, bool]:
-        """Gives the codes as they are kept, and whether they are packed."""
-        packed = getattr(self, PACKED, None)
-        return (raw(getattr(self, CODES)), False) if packed is None else (raw(packed), True)
-
     def rows(self, ids: Any) -> Any:
         """Gives rows of the weight in the compute dtype."""
-        codes, packed = self.stored_weight()
-        scale = raw(getattr(self, SCALE))
-        plan = self.policy_plan
-        return PRODUCTS.rows(plan, self.weight_shape, _as_ids(ids), codes, scale, packed)
+        stored, scale = raw(codes_variable(self)), raw(getattr(self, SCALE))
+        return PRODUCTS.rows(self.policy_plan, self.weight_shape, _as_ids(ids), stored, scale)
 
 
 class CodesEmbedding(KeepsCodes):
@@ -158,9 +151,10 @@ class CodesLinear(QuantizedLinear, KeepsCodes):
     """A linear layer that keeps only codes."""
 
     def operands(self, plan: Plan) -> dict[str, Any]:
-        weight, _ = self.stored_weight()
-        names = [SCALE, *(spec.name for spec in state_specs(plan))]
-        return {"weight": weight, **{name: raw(getattr(self, name)) for name in names}}
+        tensors = {"weight": raw(codes_variable(self)), SCALE: raw(getattr(self, SCALE))}
+        for spec in state_specs(plan):
+            tensors[spec.name] = held(getattr(self, spec.name))
+        return tensors
 
 
 class TrainableLinear(QuantizedLinear):
@@ -172,7 +166,7 @@ class TrainableLinear(QuantizedLinear):
         tensors = {"weight": self._policy_form.axes.to_file(raw(kernel))}
         for spec in state_specs(plan):
             if hasattr(self, spec.name):
-                tensors[spec.name] = raw(getattr(self, spec.name))
+                tensors[spec.name] = held(getattr(self, spec.name))
         joined = getattr(self, GRADIENT_STATE, None)
         if joined is not None:
             state = raw(joined)

@@ -19,7 +19,7 @@ from ._adapters import adapter_for
 from ._classes import VERSION, Wrapped, base_class, wrapped_class
 from ._kernels import FRAMEWORK, PRODUCTS
 from ._layers import KeepsCodes
-from ._stored import CODES, PACKED, SCALE, quantized_tensors
+from ._stored import SCALE, codes_variable, quantized_tensors
 from ._walk import spec_of, tensors_of, walk
 from ._wrap import become
 
@@ -153,11 +153,9 @@ def load_variables(layer: Any, store: Any) -> None:
 
 def write_codes(layer: Any, codes: Any) -> None:
     """Gives a layer other codes, of shape (out, in)."""
-    packed = getattr(layer, PACKED, None)
-    if packed is None:
-        getattr(layer, CODES).assign(codes)
-    else:
-        packed.assign(PRODUCTS.pack(codes, layer.policy_plan))
+    multiplies = layer._policy_adapter.kind != "embedding"
+    _, stored = PRODUCTS.store(codes, layer.policy_plan, multiplies)
+    codes_variable(layer).assign(stored)
 
 
 def _load_plain(layer: Any, store: Any, names: set[str]) -> None:

@@ -12,9 +12,9 @@ from policy_core._plan import STATE_SUFFIXES, Plan, TensorSpec
 from ._adapters import LayerAdapter
 from ._forms import Axes
 from ._keras import own_variables, raw
-from ._kernels import FRAMEWORK, PRODUCTS
+from ._kernels import CODES, FRAMEWORK, PACKED, PRODUCTS
 
-CODES, PACKED, SCALE = "weight_codes", "weight_packed", "weight_scale"
+SCALE = "weight_scale"
 GRADIENT_STATE = "output_grad_state"
 _NORM_NAMES = {"gamma": "weight", "scale": "weight", "beta": "bias"}
 
@@ -27,22 +27,22 @@ class Stored:
         variable: The `keras.Variable` that holds it.
         axes: For a float weight, how its axes make up (out, in).
         flat: Whether it is seen with one axis.
-        packed: What is packed in the variable, if it is.
+        codes: The codes that the variable holds, in whichever form the framework keeps them.
         part: The part of the variable that it is; None for all of it.
     """
 
     variable: Any
     axes: Axes | None = None
     flat: bool = False
-    packed: TensorSpec | None = None
+    codes: TensorSpec | None = None
     part: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape in files."""
         shape = tuple(self.variable.shape)
-        if self.packed is not None:
-            return self.packed.shape
+        if self.codes is not None:
+            return self.codes.shape
         if self.part is not None:
             return () if self.part == 0 else (shape[0] - 1,)
         if self.axes is not None:
@@ -52,12 +52,12 @@ class Stored:
     @property
     def dtype(self) -> str:
         """The canonical name of its dtype."""
-        return standardize_dtype(self.variable._dtype if self.packed is None else self.packed.dtype)
+        return standardize_dtype(self.variable._dtype if self.codes is None else self.codes.dtype)
 
     @property
     def nbytes(self) -> int:
         """What it takes, a kernel's padding included."""
-        shape = self.shape if self.packed is None else tuple(self.variable.shape)
+        shape = self.shape if self.codes is None else tuple(self.variable.shape)
         dtype = self.variable._dtype
         size = 1 if "8" in dtype else keras.backend.standardize_dtype(dtype)
         if not isinstance(size, int):
@@ -67,8 +67,8 @@ class Stored:
     def read(self) -> Any:
         """Gives it in the shape that files have, as a tensor of the framework."""
         tensor = raw(self.variable)
-        if self.packed is not None:
-            return PRODUCTS.unpack(tensor, self.packed.shape, self.packed.dtype)
+        if self.codes is not None:
+            return PRODUCTS.restore(tensor, self.codes.shape, self.codes.dtype)  # type: ignore[arg-type]
         if self.part is not None:
             return tensor[self.part]
         if self.axes is not None:
@@ -77,8 +77,8 @@ class Stored:
 
     def write(self, value: Any) -> None:
         """Puts a tensor of the files' shape into the variable."""
-        if self.packed is not None:
-            raise ValueError("A packed weight is packed anew, not written to.")
+        if self.codes is not None:
+            raise ValueError("Codes are stored anew, not written to.")
         if self.part is not None:
             whole = FRAMEWORK.to_numpy(raw(self.variable)).copy()
             whole[self.part] = FRAMEWORK.to_numpy(value)
@@ -124,9 +124,7 @@ def quantized_tensors(layer: Any) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for spec in plan.storage:
         if spec.name == "weight" and not plan.trainable:
-            packed = getattr(layer, PACKED, None)
-            plain = getattr(layer, CODES, None)
-            tensors["weight"] = Stored(plain) if packed is None else Stored(packed, packed=spec)
+            tensors["weight"] = Stored(codes_variable(layer), codes=spec)
         elif spec.name == "weight":
             variable = getattr(layer, layer._policy_adapter.weight)
             tensors["weight"] = Stored(variable, axes=form.axes)
@@ -138,6 +136,11 @@ def quantized_tensors(layer: Any) -> dict[str, Stored]:
         else:
             tensors[spec.name] = Stored(getattr(layer, spec.name))
     return tensors
+
+
+def codes_variable(layer: Any) -> Any:
+    """Gives the variable that holds a layer's codes."""
+    return getattr(layer, PACKED if hasattr(layer, PACKED) else CODES)
 
 
 def state_specs(plan: Plan) -> list[TensorSpec]:

@@ -16,6 +16,8 @@ from policy_torch._layers import as_rows, autocast_off
 from policy_torch._ops import TORCH_DTYPES
 from policy_torch._quantize import encode, quantize
 
+from ._kernels import CODES, PACKED
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -29,19 +31,24 @@ def _packs(plan: Plan) -> bool:
     return plan.quantized and not plan.kernel.endswith(("_torch", "_int_mm", "_scaled_mm"))
 
 
-def pack(codes: torch.Tensor, plan: Plan) -> torch.Tensor | None:
-    return _native.pack(codes) if _packs(plan) and codes.device.type == "cpu" else None
+def store(codes: torch.Tensor, plan: Plan, multiplies: bool) -> tuple[str, torch.Tensor]:
+    if multiplies and _packs(plan) and codes.device.type == "cpu":
+        return PACKED, _native.pack(codes)
+    return CODES, codes
 
 
-def packed_bytes(plan: Plan) -> int | None:
-    if not _packs(plan):
-        return None
+def stored_form(plan: Plan, multiplies: bool) -> tuple[str, tuple[tuple[int, ...], str]]:
     n, k = next(spec.shape for spec in plan.storage if spec.name == "weight")
-    return int(_native.pack(torch.empty((n, k), dtype=torch.int8)).numel())
+    if multiplies and _packs(plan):
+        size = _native.pack(torch.empty((n, k), dtype=torch.int8)).numel()
+        return PACKED, ((int(size),), "uint8")
+    return CODES, ((n, k), str(plan.weight_codes))
 
 
-def unpack(packed: torch.Tensor, shape: tuple[int, int], dtype: str) -> torch.Tensor:
-    return unpack_codes(packed, *shape, TORCH_DTYPES[dtype])
+def restore(stored: torch.Tensor, shape: tuple[int, int], dtype: str) -> torch.Tensor:
+    if stored.dtype == torch.uint8:
+        return unpack_codes(stored, *shape, TORCH_DTYPES[dtype])
+    return stored
 
 
 def linear(
@@ -94,19 +101,18 @@ def rows(
     plan: Plan,
     shape: tuple[int, int],
     ids: torch.Tensor,
-    codes: torch.Tensor,
+    stored: torch.Tensor,
     scale: torch.Tensor,
-    packed: bool,
 ) -> torch.Tensor:
     kind = TORCH_DTYPES[str(plan.weight_codes)]
-    if packed:
-        found = rows_packed(ids.flatten(), codes, *shape, kind, scale.reshape(-1))
+    if stored.dtype == torch.uint8:
+        found = rows_packed(ids.flatten(), stored, *shape, kind, scale.reshape(-1))
         found = found.reshape(*ids.shape, shape[1])
     else:
         ids = ids.long()
         # By their bits: float8 has no look-up of its own.
-        plain = torch.nn.functional.embedding(ids, codes.view(torch.uint8)).view(kind)
-        found = plain.float() * torch.nn.functional.embedding(ids, scale)
+        codes = torch.nn.functional.embedding(ids, stored.view(torch.uint8)).view(kind)
+        found = codes.float() * torch.nn.functional.embedding(ids, scale)
     return found.to(TORCH_DTYPES[plan.compute_dtype])
 
 

@@ -14,19 +14,10 @@ from policy_core._plan import Plan, TensorSpec
 from . import _containers, _keras, _takeover
 from ._adapters import adapter_for
 from ._classes import Wrapped, base_class, wrapped_class
-from ._kernels import FRAMEWORK, PRODUCTS
+from ._kernels import CODES, FRAMEWORK, PACKED, PRODUCTS
 from ._layers import KeepsCodes, Quantized, mixin_for
 from ._policies import as_keras
-from ._stored import (
-    CODES,
-    GRADIENT_STATE,
-    PACKED,
-    SCALE,
-    Stored,
-    float_tensors,
-    quantized_tensors,
-    state_specs,
-)
+from ._stored import GRADIENT_STATE, SCALE, Stored, float_tensors, quantized_tensors, state_specs
 from ._walk import reason_to_refuse
 
 Placeholder = tuple[tuple[int, ...], str]
@@ -200,14 +191,11 @@ def _remember(layer: Any, adapter: Any, plain: tuple[TensorSpec, ...]) -> None:
 def _put_codes(layer: Any, plan: Plan, tensors: dict[str, Any], tied: dict[str, Any]) -> None:
     if "codes" not in tied:
         codes = tensors.pop("weight")
-        looks_up_alone = adapter_for(base_class(layer)).kind == "embedding"
+        multiplies = adapter_for(base_class(layer)).kind != "embedding"
         if isinstance(codes, tuple):
-            size = None if looks_up_alone else PRODUCTS.packed_bytes(plan)
-            packed = None if size is None else ((size,), "uint8")
+            name, value = PRODUCTS.stored_form(plan, multiplies)
         else:
-            packed = None if looks_up_alone else PRODUCTS.pack(codes, plan)
-        name = CODES if packed is None else PACKED
-        value = codes if packed is None else packed
+            name, value = PRODUCTS.store(codes, plan, multiplies)
         tied["codes"] = (name, _keras.new_variable(layer, name, value))
         tied["scale"] = _keras.new_variable(layer, SCALE, tensors.pop(SCALE))
     name, variable = tied["codes"]

@@ -1,29 +1,12 @@
-/* XLA's thread pool as an executor of the kernels, and the rounding that they expect. */
+/* XLA's thread pool as an executor of the kernels. */
 #ifndef POLICY_JAX_EXECUTOR_H_
 #define POLICY_JAX_EXECUTOR_H_
 
 #include <stdlib.h>
 
+#include "plain_rounding.h"
 #include "policy_kernels.h"
 #include "xla_ffi.h"
-
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
-
-/* XLA's threads take subnormal numbers for zeros; the kernels' bits are defined with them. */
-class PlainRounding {
- public:
-#if defined(__SSE__)
-  PlainRounding() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~PlainRounding() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_;
-#else
-  PlainRounding() {}
-#endif
-};
 
 inline void destroy(const xla_ffi::Api* api, xla_ffi::Error* error) {
   xla_ffi::Error_Destroy_Args args = {sizeof(args), nullptr, error};
