@@ -21,16 +21,17 @@ GRAPHS = (keras.Sequential, Functional)
 """Models that list their layers, and write each one's config by itself."""
 
 
-def raw(variable: Any) -> Any:
-    """Gives a variable's tensor in its own dtype, whatever autocast is on."""
-    with AutocastScope(None):
-        return keras.ops.convert_to_tensor(variable)
-
-
 def held(variable: Any) -> Any:
     """Gives what a variable holds: its tensor, or on TensorFlow and torch the thing to write to."""
     with AutocastScope(None):
         return variable.value
+
+
+def raw(variable: Any) -> Any:
+    """Gives a variable's tensor in its own dtype, whatever autocast is on."""
+    value = held(variable)
+    # Keras's own conversion gives a TensorFlow variable back, to be read under another autocast.
+    return value.read_value() if hasattr(value, "read_value") else value
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def stored_form(plan: Plan, multiplies: bool) -> tuple[str, tuple[tuple[int, ...
 
 def restore(stored: Any, shape: tuple[int, int], dtype: str) -> Any:
     bits = stored if stored.shape.rank == 2 else _native.unpack(stored, shape, dtype)
-    return tf.bitcast(bits, TF_DTYPES[dtype])
+    return _plain.as_codes(bits, dtype)
 
 
 def linear(

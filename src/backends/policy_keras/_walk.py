@@ -104,7 +104,9 @@ def _places(layer: Any) -> dict[int, list[str]]:
                 look(f"{name}/{key}", item, depth - 1)
 
     for name, value in attributes.items():
-        if name not in skipped and value is not layer._layers:
+        # What starts with `_self_` is TensorFlow's own bookkeeping of the same attributes.
+        ours = name in skipped or name.startswith("_self_") or value is layer._layers
+        if not ours:
             look(name, value, 3)
     return found
 
