@@ -29,7 +29,7 @@ class LayerAdapter:
             `"norm"` for a layer that computes in float32 inside; `"other"` for one without a
             quantized form.
         weight: The attribute of the variable that is quantized.
-        form: Gives how a layer is a product, for `"linear"`; ValueError says why it is none.
+        form: Gives how a layer is a product, for `"linear"`.
         call: For `"linear"`: `call(layer, linear, *args, **kwargs)` gives the layer's output,
             where `linear(x)` is the product under the layer's policy, with the bias `layer.bias`.
         left_out: Says of one layer why it can't be quantized; `""` if it can.
@@ -90,6 +90,18 @@ def adapter_for(cls: type) -> LayerAdapter:
     if cls.__name__.endswith(("Norm", "Normalization")):
         return LayerAdapter(kind="norm")
     return LayerAdapter(kind="other")
+
+
+def reason_against(layer: Any, adapter: LayerAdapter) -> str:
+    """Says why a layer has no quantized form although its kind has one; `""` if it has one."""
+    return "" if adapter.left_out is None else adapter.left_out(layer)
+
+
+def form_of(layer: Any, adapter: LayerAdapter) -> Form | None:
+    """Gives how a layer is a product; None for one that is none."""
+    if adapter.form is None or reason_against(layer, adapter):
+        return None
+    return adapter.form(layer)
 
 
 def _overrides_call(layer: Any) -> str:

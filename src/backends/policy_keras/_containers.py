@@ -22,7 +22,7 @@ class Container(Changed):
     def _entry(self, config: dict[str, Any]) -> dict[str, Any]:
         layers = {
             site.path: entry_of(site.layer)
-            for site in walk(self)
+            for site in walk(self, unbuilt=True)
             if isinstance(site.layer, Wrapped)
         }
         return {"layers": layers}

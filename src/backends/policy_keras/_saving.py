@@ -57,7 +57,7 @@ def rebuild(config: dict[str, Any]) -> Any:
 def settle_pending(container: Any) -> None:
     """Wraps the layers in a container that its config has named, each as soon as it is built."""
     pending: dict[str, Any] = vars(container).get("_policy_pending", {})
-    for site in walk(container) if pending else ():
+    for site in walk(container, unbuilt=True) if pending else ():
         kept = next((pending.pop(path) for path in site.paths if path in pending), None)
         if kept is not None and not isinstance(site.layer, Wrapped):
             when_built(site.layer, functools.partial(attach, site.layer, kept))

@@ -9,7 +9,7 @@ import numpy as np
 from policy_core._dtypes import standardize_dtype
 from policy_core._plan import STATE_SUFFIXES, Plan, TensorSpec
 
-from ._adapters import LayerAdapter
+from ._adapters import LayerAdapter, form_of
 from ._forms import Axes
 from ._keras import own_variables, raw
 from ._kernels import CODES, FRAMEWORK, PACKED, PRODUCTS
@@ -92,7 +92,7 @@ class Stored:
 
 def float_tensors(layer: Any, adapter: LayerAdapter) -> dict[str, Stored]:
     """Gives the tensors of a layer whose weight is a float, under their portable names."""
-    form = adapter.form(layer) if adapter.form is not None else None
+    form = form_of(layer, adapter)
     weight = vars(layer).get(adapter.weight) if adapter.weight else None
     bias = vars(layer).get("bias")
     tensors: dict[str, Stored] = {}

@@ -18,7 +18,7 @@ from policy_core._dtypes import shorten
 from policy_core._plan import LayerSpec, TensorSpec, plan
 
 from . import _keras, _takeover
-from ._adapters import LayerAdapter, adapter_for
+from ._adapters import LayerAdapter, adapter_for, reason_against
 from ._classes import Wrapped, base_class
 from ._kernels import PRODUCTS
 from ._layers import Quantized
@@ -26,19 +26,29 @@ from ._policies import from_keras
 from ._stored import Stored, float_tensors, quantized_tensors
 
 
-def walk(model: Any) -> list[Site]:
+def walk(model: Any, unbuilt: bool = False) -> list[Site]:
     """Gives every layer of a model once, with all its paths.
 
     A layer is one without layers inside, or one that has variables of its own beside them.
 
+    Args:
+        model: A `keras.Layer`, such as a model.
+        unbuilt: Whether layers may lack their variables.
+
     Raises:
         TypeError: The model is no `keras.Layer`.
+        ValueError: A layer has no variables yet.
     """
     if not isinstance(model, keras.Layer):
         raise TypeError(f"Expected a keras.Layer. Received: {shorten(model)}")
     paths: dict[int, list[str]] = {}
     layers: dict[int, tuple[Any, str, Any]] = {}
     for path, named, layer, parent in _layers(model, "", "", None, ()):
+        if not (layer.built or unbuilt):
+            raise ValueError(
+                f"{type(layer).__name__} at {path!r} has no variables yet. Call the model once, "
+                "then wrap it."
+            )
         layers.setdefault(id(layer), (layer, named, parent))
         if path not in paths.setdefault(id(layer), []):
             paths[id(layer)].append(path)
@@ -153,7 +163,7 @@ def spec_of(
     first = next(iter(tensors.values()), None)
     device, kernels = PRODUCTS.kernel_table(None if first is None else _keras.raw(first.variable))
     kind = adapter.kind
-    left_out = "" if adapter.left_out is None else adapter.left_out(layer)
+    left_out = reason_against(layer, adapter)
     if isinstance(parent, keras.layers.SpectralNormalization) and adapter.weight:
         left_out = "SpectralNormalization writes to its kernel at each training call"
     if kind == "linear" and not left_out:
@@ -206,9 +216,6 @@ def rules_of(policy: Any, sites: list[Site]) -> Any:
 
 def reason_to_refuse(layer: Any) -> str:
     """Says why a layer cannot be wrapped under any policy; `""` if it can."""
-    kind = type(layer).__name__
     if _keras.is_nnx_enabled():
         return "Keras's NNX mode is on, in which layers cannot change their class. Turn it off."
-    if not layer.built:
-        return f"{kind} {layer.name!r} has no variables yet. Call the model once, then wrap it."
     return ""

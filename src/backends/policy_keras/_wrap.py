@@ -12,7 +12,7 @@ from policy_core._dtypes import is_castable_float
 from policy_core._plan import Plan, TensorSpec
 
 from . import _containers, _keras, _takeover
-from ._adapters import adapter_for
+from ._adapters import adapter_for, form_of
 from ._classes import Wrapped, base_class, wrapped_class
 from ._kernels import CODES, FRAMEWORK, PACKED, PRODUCTS
 from ._layers import KeepsCodes, Quantized, mixin_for
@@ -135,7 +135,7 @@ def become(
     fields = vars(layer)
     if not isinstance(layer, Wrapped):
         _remember(layer, adapter, plain)
-    form = adapter.form(layer) if adapter.form is not None and plan.quantized else None
+    form = form_of(layer, adapter) if plan.quantized else None
     own = _variables_of(layer)
     if _takeover.mode_of(layer) is not None and not isinstance(layer, Wrapped):
         _takeover.drop(layer)
@@ -213,8 +213,9 @@ def _put_weight(layer: Any, adapter: Any, weight: Any, tied: dict[str, Any]) -> 
             if isinstance(weight, tuple):
                 variable = keras.Variable("zeros", shape=shape, dtype=weight[1], **options)
             else:
-                if adapter.form is not None:
-                    weight = adapter.form(layer).axes.from_file(weight, shape)
+                form = form_of(layer, adapter)
+                if form is not None:
+                    weight = form.axes.from_file(weight, shape)
                 dtype = keras.backend.standardize_dtype(weight.dtype)
                 variable = keras.Variable(weight, dtype=dtype, **options)
         variable.regularizer, variable.constraint = traits["regularizer"], traits["constraint"]
