@@ -25,6 +25,11 @@ class Container(Changed):
             for site in walk(self, unbuilt=True)
             if isinstance(site.layer, Wrapped)
         }
+        plain = vars(self).get("_policy_plain_dtype")
+        own = keras.dtype_policies.serialize(self.dtype_policy)
+        if plain is not None and config.get("dtype") == own:
+            # Its layers are made as they were before they were wrapped.
+            config["dtype"] = keras.dtype_policies.serialize(plain)
         return {"layers": layers}
 
     def build_from_config(self, config: Any) -> None:

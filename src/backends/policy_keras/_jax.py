@@ -41,13 +41,6 @@ def store(codes: Array, plan: Plan, multiplies: bool) -> tuple[str, Array]:
     return CODES, codes
 
 
-def stored_form(plan: Plan, multiplies: bool) -> tuple[str, tuple[tuple[int, ...], str]]:
-    n, k = next(spec.shape for spec in plan.storage if spec.name == "weight")
-    if multiplies and _packs(plan):
-        return PACKED, ((_native._bytes(n, k),), "uint8")
-    return CODES, ((n, k), str(plan.weight_codes))
-
-
 def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
     return _native.unpacked(stored, shape, dtype) if _native.is_packed(stored) else stored
 

@@ -74,21 +74,11 @@ def add_variable(layer: Any, attribute: str, variable: Any) -> None:
     layer._lock_state()
 
 
-def new_variable(layer: Any, name: str, value: Any, trainable: bool = False) -> Any:
-    """Gives a variable under a layer's name that autocast leaves alone.
-
-    Args:
-        layer: Whose path it gets.
-        name: Its name.
-        value: A tensor; or (shape, dtype) for one that is filled later.
-        trainable: Whether optimizers see it.
-    """
-    options = {"trainable": trainable, "autocast": False, "name": name}
+def new_variable(layer: Any, name: str, value: Any) -> Any:
+    """Gives a variable under a layer's name that neither optimizers nor autocast touch."""
+    dtype = keras.backend.standardize_dtype(value.dtype)
     with layer._open_name_scope():
-        if isinstance(value, tuple):
-            shape, dtype = value
-            return keras.Variable("zeros", shape=shape, dtype=dtype, **options)
-        return keras.Variable(value, dtype=keras.backend.standardize_dtype(value.dtype), **options)
+        return keras.Variable(value, dtype=dtype, trainable=False, autocast=False, name=name)
 
 
 def drop_attribute(layer: Any, name: str) -> None:
@@ -106,9 +96,6 @@ def drop_attribute(layer: Any, name: str) -> None:
 def recast(variable: Any, dtype: str) -> None:
     """Gives a variable another dtype; the object stays, and with it whatever refers to it."""
     if variable._dtype == dtype:
-        return
-    if variable._value is None:  # made inside a trace, and given its value after it
-        variable._dtype = dtype
         return
     value = keras.ops.cast(raw(variable), dtype)
     variable._dtype = dtype

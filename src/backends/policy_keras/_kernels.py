@@ -31,9 +31,6 @@ class Products(Protocol):
             multiplies: Whether the layer multiplies by them; an embedding alone reads single rows.
         """
 
-    def stored_form(self, plan: Plan, multiplies: bool) -> tuple[str, tuple[tuple[int, ...], str]]:
-        """Gives the attribute, shape and dtype of what `store` gives."""
-
     def restore(self, stored: Any, shape: tuple[int, int], dtype: str) -> Any:
         """Gives the codes that were stored, of a shape and a dtype."""
 

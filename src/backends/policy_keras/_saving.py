@@ -14,7 +14,7 @@ from policy_core._dtypes import DTYPES, is_castable_float, shorten
 from policy_core._plan import TensorSpec, plan
 from policy_core.errors import ConfigError
 
-from . import _containers
+from . import _containers, _keras
 from ._adapters import adapter_for
 from ._classes import VERSION, Wrapped, base_class, wrapped_class
 from ._kernels import FRAMEWORK, PRODUCTS
@@ -49,41 +49,64 @@ def rebuild(config: dict[str, Any]) -> Any:
     object.__setattr__(layer, "__class__", kind)
     vars(layer)["_policy_pending"] = kept["layers"]
     settle_pending(layer)
-    if not layer.built:
-        when_built(layer, lambda: settle_pending(layer))
     return layer
 
 
 def settle_pending(container: Any) -> None:
-    """Wraps the layers in a container that its config has named, each as soon as it is built."""
+    """Wraps those layers in a container that its config has named and that are built."""
     pending: dict[str, Any] = vars(container).get("_policy_pending", {})
-    for site in walk(container, unbuilt=True) if pending else ():
-        kept = next((pending.pop(path) for path in site.paths if path in pending), None)
-        if kept is not None and not isinstance(site.layer, Wrapped):
-            when_built(site.layer, functools.partial(attach, site.layer, kept))
-    if container.built and not pending:
-        vars(container).pop("_policy_pending", None)
-    _containers.settle(container)
+    if _keras.scope_of_values() is None:
+        for site in walk(container, unbuilt=True) if pending else ():
+            path = next((path for path in site.paths if path in pending), None)
+            if path is not None and site.layer.built:
+                kept = pending.pop(path)
+                if not isinstance(site.layer, Wrapped):
+                    attach(site.layer, kept)
+        _containers.settle(container)
+    if pending:
+        when_built(container, lambda: settle_pending(container), again=True)
 
 
-def when_built(layer: Any, action: Callable[[], None]) -> None:
-    """Does something as soon as a layer has its variables."""
-    if layer.built:
+def when_built(layer: Any, action: Callable[[], None], again: bool = False) -> None:
+    """Does something when a layer has its variables, at the latest before they are loaded.
+
+    Args:
+        layer: The layer.
+        action: What to do, once.
+        again: Whether it was tried just now, and must wait in any case.
+    """
+
+    def is_ready() -> bool:
+        # Inside a trace for shapes variables have no values yet.
+        return layer.built and _keras.scope_of_values() is None
+
+    if is_ready() and not again:
         action()
         return
-    original = layer.build
+    fields = vars(layer)
+    build = layer.build
 
-    @functools.wraps(original)
-    def build(*args: Any, **kwargs: Any) -> None:
-        vars(layer)["build"] = original
-        original(*args, **kwargs)
-        action()
+    def done() -> None:
+        if is_ready():
+            fields["build"] = build
+            fields.pop("load_own_variables", None)
+            action()
 
-    vars(layer)["build"] = build
+    @functools.wraps(build)
+    def build_and_do(*args: Any, **kwargs: Any) -> None:
+        build(*args, **kwargs)
+        done()
+
+    def do_and_load(store: Any) -> None:
+        done()
+        layer.load_own_variables(store)
+
+    fields["build"] = build_and_do
+    fields["load_own_variables"] = do_and_load
 
 
 def attach(layer: Any, kept: dict[str, Any]) -> None:
-    """Gives a plain, built layer the wrapped form that a config keeps, without values of codes."""
+    """Gives a plain, built layer the wrapped form that a config keeps; all codes are 0."""
     policy = get(kept["policy"])
     if isinstance(policy, DTypePolicyMap):
         raise ConfigError(f"A layer has one policy. Received: {shorten(kept['policy'])}")
@@ -98,11 +121,14 @@ def attach(layer: Any, kept: dict[str, Any]) -> None:
             for s in specs
         )
     made = plan(policy, spec_of(layer, adapter, "", tensors, specs), bool(kept.get("frozen")))
-    placeholders: dict[str, Any] = {}
-    for spec in made.storage if made.quantized else ():
-        placeholders[spec.name] = (spec.shape, spec.dtype)
+    zeros = {
+        spec.name: FRAMEWORK.from_numpy(
+            np.full(spec.shape, float(spec.name.endswith("_scale")), _numpy_dtype(spec.dtype))
+        )
+        for spec in (made.storage if made.quantized else ())
+    }
     wrapping = Wrapping(plan=made, bytes_before=int(kept.get("bytes_before", 0)))
-    become(layer, wrapping, specs, placeholders, {}, False)
+    become(layer, wrapping, specs, zeros, {}, False)
     if plain_dtype is not None:
         vars(layer)["_policy_plain_dtype"] = plain_dtype
 

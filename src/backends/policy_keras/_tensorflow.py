@@ -34,14 +34,6 @@ def store(codes: Any, plan: Plan, multiplies: bool) -> tuple[str, Any]:
     return CODES, bits
 
 
-def stored_form(plan: Plan, multiplies: bool) -> tuple[str, tuple[tuple[int, ...], str]]:
-    n, k = next(spec.shape for spec in plan.storage if spec.name == "weight")
-    if _packs(plan, multiplies):
-        packed = _native.pack(tf.zeros((n, k), tf.uint8), str(plan.weight_codes))
-        return PACKED, (tuple(packed.shape), "uint8")
-    return CODES, ((n, k), "uint8")
-
-
 def restore(stored: Any, shape: tuple[int, int], dtype: str) -> Any:
     bits = stored if stored.shape.rank == 2 else _native.unpack(stored, shape, dtype)
     return _plain.as_codes(bits, dtype)

@@ -37,14 +37,6 @@ def store(codes: torch.Tensor, plan: Plan, multiplies: bool) -> tuple[str, torch
     return CODES, codes
 
 
-def stored_form(plan: Plan, multiplies: bool) -> tuple[str, tuple[tuple[int, ...], str]]:
-    n, k = next(spec.shape for spec in plan.storage if spec.name == "weight")
-    if multiplies and _packs(plan):
-        size = _native.pack(torch.empty((n, k), dtype=torch.int8)).numel()
-        return PACKED, ((int(size),), "uint8")
-    return CODES, ((n, k), str(plan.weight_codes))
-
-
 def restore(stored: torch.Tensor, shape: tuple[int, int], dtype: str) -> torch.Tensor:
     if stored.dtype == torch.uint8:
         return unpack_codes(stored, *shape, TORCH_DTYPES[dtype])

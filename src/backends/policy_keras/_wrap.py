@@ -20,9 +20,6 @@ from ._policies import as_keras
 from ._stored import GRADIENT_STATE, SCALE, Stored, float_tensors, quantized_tensors, state_specs
 from ._walk import reason_to_refuse
 
-Placeholder = tuple[tuple[int, ...], str]
-"""Shape and dtype of a tensor whose values come later."""
-
 
 def storage_key(tensor: Any) -> object:
     """Gives what two tensors have in common exactly if they are the same storage."""
@@ -124,8 +121,8 @@ def become(
         layer: The layer, wrapped or not.
         wrapping: What was decided.
         plain: What its tensors are when it is plain.
-        tensors: Those of the plan's storage, by name, in the files' shapes; placeholders for
-            tensors that get their values later; floats that stay as they are may be left out.
+        tensors: Those of the plan's storage, by name, in the files' shapes; floats that stay as
+            they are may be left out.
         tied: What was made for layers with the same weight.
         written: Whether float tensors are new, and not those that the layer has.
     """
@@ -192,10 +189,7 @@ def _put_codes(layer: Any, plan: Plan, tensors: dict[str, Any], tied: dict[str, 
     if "codes" not in tied:
         codes = tensors.pop("weight")
         multiplies = adapter_for(base_class(layer)).kind != "embedding"
-        if isinstance(codes, tuple):
-            name, value = PRODUCTS.stored_form(plan, multiplies)
-        else:
-            name, value = PRODUCTS.store(codes, plan, multiplies)
+        name, value = PRODUCTS.store(codes, plan, multiplies)
         tied["codes"] = (name, _keras.new_variable(layer, name, value))
         tied["scale"] = _keras.new_variable(layer, SCALE, tensors.pop(SCALE))
     name, variable = tied["codes"]
@@ -210,14 +204,11 @@ def _put_weight(layer: Any, adapter: Any, weight: Any, tied: dict[str, Any]) -> 
         shape = vars(layer)["_policy_kernel_shape"]
         options = {"trainable": traits["trainable"], "name": traits["name"]}
         with layer._open_name_scope():
-            if isinstance(weight, tuple):
-                variable = keras.Variable("zeros", shape=shape, dtype=weight[1], **options)
-            else:
-                form = form_of(layer, adapter)
-                if form is not None:
-                    weight = form.axes.from_file(weight, shape)
-                dtype = keras.backend.standardize_dtype(weight.dtype)
-                variable = keras.Variable(weight, dtype=dtype, **options)
+            form = form_of(layer, adapter)
+            if form is not None:
+                weight = form.axes.from_file(weight, shape)
+            dtype = keras.backend.standardize_dtype(weight.dtype)
+            variable = keras.Variable(weight, dtype=dtype, **options)
         variable.regularizer, variable.constraint = traits["regularizer"], traits["constraint"]
         tied["kernel"] = variable
     _keras.add_variable(layer, adapter.weight, tied["kernel"])
@@ -230,10 +221,7 @@ def _put_states(layer: Any, plan: Plan, tensors: dict[str, Any]) -> None:
     states = {spec.name: tensors[spec.name] for spec in state_specs(plan)}
     scale, history = states.get("output_grad_scale"), states.get("output_grad_amax_history")
     if scale is not None and history is not None:
-        if isinstance(history, tuple):
-            joined: Any = ops.concatenate([ops.ones((1,)), ops.zeros(history[0])])
-        else:
-            joined = ops.concatenate([ops.reshape(scale, (1,)), history])
+        joined = ops.concatenate([ops.reshape(scale, (1,)), history])
         variable = PRODUCTS.gradient_state(layer, GRADIENT_STATE, joined)
         if variable is not None:
             _keras.add_variable(layer, GRADIENT_STATE, variable)
@@ -253,7 +241,7 @@ def _recast(
             continue
         if is_castable_float(wanted[name]):
             _keras.recast(stored.variable, wanted[name])
-        if name in values and not isinstance(values[name], tuple):
+        if name in values:
             stored.write(values[name])
 
 

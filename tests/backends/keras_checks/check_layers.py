@@ -2,11 +2,11 @@
 
 import keras
 import numpy as np
-import policy_keras
-import policy_numpy
 import pytest
 
 import policy_core as pc
+import policy_keras
+import policy_numpy
 from policy_core.errors import LayerError
 
 RANDOM = np.random.default_rng(0)
@@ -20,7 +20,9 @@ def array(tensor):
 def build(layer, *shapes):
     """Gives a layer with weights that are not tiny, called once."""
     layer(*[np.zeros(shape, np.float32) for shape in shapes])
-    layer.set_weights([RANDOM.standard_normal(w.shape).astype(w.dtype) for w in layer.get_weights()])
+    layer.set_weights(
+        [RANDOM.standard_normal(w.shape).astype(w.dtype) for w in layer.get_weights()]
+    )
     return layer
 
 
@@ -246,7 +248,7 @@ def test_refusals():
         layer.quantize("int8")
     with pytest.raises(AttributeError, match="on_wrapped='replace'"):
         layer.dtype_policy = "float32"
-    with pytest.raises(TypeError, match="NoneType|Expected a model"):
+    with pytest.raises(TypeError, match="Expected a model"):
         pc.wrap(None, "int8_from_float32")
 
 
