@@ -7,6 +7,7 @@ anew when it is loaded, so its class is changed too, and its config tells what t
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -35,9 +36,24 @@ class Container(Changed):
     def build_from_config(self, config: Any) -> None:
         """Builds the layer, and what is to be wrapped inside."""
         super().build_from_config(config)  # type: ignore[misc]
-        from ._saving import settle_pending  # it makes these classes
+        self._settle_pending()
 
-        settle_pending(self)
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the layer's own variables, before those of the layers inside."""
+        self._settle_pending()
+        super().load_own_variables(store)  # type: ignore[misc]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        # Not while it runs: its inputs were cast to the dtype of before.
+        self._settle_pending()
+        return outputs
+
+    def _settle_pending(self) -> None:
+        if "_policy_pending" in vars(self):
+            from ._saving import settle_pending  # it makes these classes
+
+            settle_pending(self)
 
 
 def holders(model: Any) -> list[Any]:
@@ -62,25 +78,36 @@ def forget(layers: list[Any], changed: Any) -> None:
             held.pop(key)
 
 
-def settle(model: Any) -> None:
-    """Brings containers into line after layers inside them have changed."""
+def settle(model: Any, unwrapped: Sequence[Any] = ()) -> None:
+    """Brings containers into line after layers inside them have changed.
+
+    Args:
+        model: The model.
+        unwrapped: Layers that have just become plain.
+    """
     for layer in reversed(holders(model)):
         if isinstance(layer, keras.Model):
             # They were traced with the layers as they were.
             layer.train_function = layer.test_function = layer.predict_function = None
         if not isinstance(layer, Wrapped) and _keras.sublayers(layer):
-            _settle_one(layer)
+            _settle_one(layer, {id(x) for x in unwrapped})
         if keras.config.backend() == "torch" and "_torch_params" in layer._modules:
             layer._track_variables()
     _warn_of_compiled(model)
 
 
-def _settle_one(layer: Any) -> None:
-    inside = [x for x in layer._flatten_layers(include_self=False) if isinstance(x, Wrapped)]
+def _settle_one(layer: Any, unwrapped: set[int]) -> None:
+    below = layer._flatten_layers(include_self=False)
+    inside = [x for x in below if isinstance(x, Wrapped)]
     fields = vars(layer)
     if not inside:
         if "_policy_plain_dtype" in fields:
             fields["_dtype_policy"] = fields.pop("_policy_plain_dtype")
+        elif any(id(x) in unwrapped for x in below):
+            # Loaded from a file, in which it had the policy of its layers already.
+            names = {x.dtype_policy.name for x in below if not _keras.sublayers(x)}
+            if len(names) == 1:
+                fields["_dtype_policy"] = keras.DTypePolicy(names.pop())
         if isinstance(layer, Container):
             object.__setattr__(layer, "__class__", layer._policy_base)
         return

@@ -46,6 +46,11 @@ def scope_of_values() -> Any:
     return get_stateless_scope() if in_stateless_scope() else None
 
 
+def is_tracing() -> bool:
+    """Says whether Keras looks for shapes alone, and variables have no values yet."""
+    return scope_of_values() is not None
+
+
 def training_argument() -> bool:
     """Says whether the layer call that is running is one of training."""
     context = global_state.get_global_attribute("current_call_ctx")

@@ -53,9 +53,12 @@ def rebuild(config: dict[str, Any]) -> Any:
 
 
 def settle_pending(container: Any) -> None:
-    """Wraps those layers in a container that its config has named and that are built."""
+    """Wraps the layers in a container that its config has named, as soon as it is built.
+
+    Not before: until then all of them compute in the dtype for which they were made.
+    """
     pending: dict[str, Any] = vars(container).get("_policy_pending", {})
-    if _keras.scope_of_values() is None:
+    if container.built and not _keras.is_tracing():
         for site in walk(container, unbuilt=True) if pending else ():
             path = next((path for path in site.paths if path in pending), None)
             if path is not None and site.layer.built:
@@ -63,31 +66,19 @@ def settle_pending(container: Any) -> None:
                 if not isinstance(site.layer, Wrapped):
                     attach(site.layer, kept)
         _containers.settle(container)
-    if pending:
-        when_built(container, lambda: settle_pending(container), again=True)
+    if not pending:
+        vars(container).pop("_policy_pending", None)
 
 
-def when_built(layer: Any, action: Callable[[], None], again: bool = False) -> None:
-    """Does something when a layer has its variables, at the latest before they are loaded.
-
-    Args:
-        layer: The layer.
-        action: What to do, once.
-        again: Whether it was tried just now, and must wait in any case.
-    """
-
-    def is_ready() -> bool:
-        # Inside a trace for shapes variables have no values yet.
-        return layer.built and _keras.scope_of_values() is None
-
-    if is_ready() and not again:
+def when_built(layer: Any, action: Callable[[], None]) -> None:
+    """Does something when a layer has its variables, at the latest before they are loaded."""
+    if layer.built and not _keras.is_tracing():
         action()
         return
-    fields = vars(layer)
-    build = layer.build
+    fields, build = vars(layer), layer.build
 
     def done() -> None:
-        if is_ready():
+        if layer.built and not _keras.is_tracing():
             fields["build"] = build
             fields.pop("load_own_variables", None)
             action()

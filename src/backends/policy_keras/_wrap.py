@@ -103,7 +103,7 @@ def unwrap(model: Any, sites: Sequence[Site]) -> Any:
             weight = _float(step, "weight")
         site.tensors = {}
         _plain_again(layer, weight, tied)
-    _containers.settle(model)
+    _containers.settle(model, [site.layer for site in sites])
     return model
 
 
