@@ -32,8 +32,16 @@ class Changed:
 
     @property
     def dtype_policy(self) -> Any:
-        """The layer's policy, as Keras has it; a copy, since Keras changes what it serializes."""
-        return copy.copy(self._dtype_policy)
+        """The layer's policy, as Keras has it.
+
+        One object for the life of the layer, since Keras tells objects apart by their address while
+        it serializes; and no other's, since Keras changes the policies in a map that it serializes.
+        """
+        shown = vars(self).get("_policy_shown")
+        if type(shown) is not type(self._dtype_policy):
+            shown = vars(self)["_policy_shown"] = copy.copy(self._dtype_policy)
+        vars(shown).update(vars(self._dtype_policy))
+        return shown
 
     @dtype_policy.setter
     def dtype_policy(self, value: Any) -> None:
@@ -96,9 +104,8 @@ class Wrapped(Changed):
     def _entry(self, config: dict[str, Any]) -> dict[str, Any]:
         # The base class shall make a plain layer in the dtype of what is around it.
         source: DTypePolicy = self.policy_plan.policy.source_policy
-        config["dtype"] = keras.dtype_policies.serialize(keras.DTypePolicy(source.name))
-        plain = keras.dtype_policies.serialize(copy.copy(self._policy_plain_dtype))
-        return {"plain_dtype": plain, **entry_of(self)}
+        config["dtype"] = source.name
+        return {"plain_dtype": self._policy_plain_dtype.name, **entry_of(self)}
 
 
 def entry_of(layer: Any) -> dict[str, Any]:

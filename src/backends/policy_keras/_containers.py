@@ -27,10 +27,11 @@ class Container(Changed):
             if isinstance(site.layer, Wrapped)
         }
         plain = vars(self).get("_policy_plain_dtype")
-        own = keras.dtype_policies.serialize(self.dtype_policy)
-        if plain is not None and config.get("dtype") == own:
+        written = config.get("dtype")
+        written = written.get("config") if isinstance(written, dict) else None
+        if plain is not None and written == self._dtype_policy.get_config():
             # Its layers are made as they were before they were wrapped.
-            config["dtype"] = keras.dtype_policies.serialize(plain)
+            config["dtype"] = plain.name
         return {"layers": layers}
 
     def build_from_config(self, config: Any) -> None:

@@ -104,7 +104,7 @@ def attach(layer: Any, kept: dict[str, Any]) -> None:
     adapter = adapter_for(base_class(layer))
     tensors, specs = tensors_of(layer, adapter)
     given = kept.get("plain_dtype")
-    plain_dtype = None if given is None else keras.dtype_policies.deserialize(given)
+    plain_dtype = None if given is None else keras.DTypePolicy(given)
     if plain_dtype is not None:
         dtype = plain_dtype.variable_dtype
         specs = tuple(
