@@ -71,7 +71,10 @@ class GradientState(keras.Variable):  # type: ignore[misc]  # it is JAX's kind o
 
     def assign(self, value: Any) -> Any:
         value = self._convert_to_tensor(value, dtype=self._dtype)
-        return super().assign(jnp.where(value[0] > 0, value, self.value))
+        # Keras's trainer takes values away while it runs, and puts them back with assign.
+        if self._value is not None or scope_of_values() is not None:
+            value = jnp.where(value[0] > 0, value, self.value)
+        return super().assign(value)
 
 
 def gradient_state(layer: Any, name: str, value: Any) -> GradientState:
