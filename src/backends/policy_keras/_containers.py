@@ -58,8 +58,10 @@ class Container(Changed):
 
 
 def holders(model: Any) -> list[Any]:
-    """Gives all layers of a model, itself too."""
-    return list(model._flatten_layers())
+    """Gives all layers of a model, itself too, and the models that Keras makes inside of them."""
+    if keras.config.backend() != "torch":
+        return list(model._flatten_layers())
+    return [module for module in model.modules() if isinstance(module, keras.Layer)]
 
 
 def forget(layers: list[Any], changed: Any) -> None:
