@@ -58,10 +58,17 @@ class Container(Changed):
 
 
 def holders(model: Any) -> list[Any]:
-    """Gives all layers of a model, itself too, and the models that Keras makes inside of them."""
-    if keras.config.backend() != "torch":
-        return list(model._flatten_layers())
-    return [module for module in model.modules() if isinstance(module, keras.Layer)]
+    """Gives all layers of a model, itself too; on torch also the models inside of Sequential ones."""
+    found: dict[int, Any] = {}
+    waiting = [model]
+    while waiting:
+        layer = waiting.pop()
+        if id(layer) in found:
+            continue
+        found[id(layer)] = layer
+        inside = [vars(layer).get("_functional"), *vars(layer).get("_modules", {}).values()]
+        waiting += [*layer._layers, *(x for x in inside if isinstance(x, keras.Layer))]
+    return list(found.values())
 
 
 def forget(layers: list[Any], changed: Any) -> None:

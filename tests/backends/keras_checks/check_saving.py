@@ -17,12 +17,9 @@ RANDOM = np.random.default_rng(0)
 BACKEND = keras.config.backend()
 POLICIES = (
     "mixed_bfloat16",
-    "int8_from_float32",
     "int8_from_mixed_bfloat16",
     "int8/weight_only_from_float32",
     "float8_from_float32",
-    "float8/dynamic_from_mixed_bfloat16",
-    "float8/weight_only_from_float32",
 )
 
 

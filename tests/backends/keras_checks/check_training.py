@@ -48,8 +48,9 @@ def state_of(model):
     }
 
 
-@pytest.mark.parametrize("source", ["float32", "mixed_bfloat16"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "source"), zip(MODES, ("float32", "mixed_bfloat16") * 3, strict=False)
+)
 def test_fit_evaluate_predict(mode, source):
     """Every mode trains what it can train, and answers the same from predict and a call."""
     model = compiled(f"{mode}_from_{source}")
