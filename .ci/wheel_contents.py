@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 PACKAGES = {
     "policy_core",
     "policy_jax",
+    "policy_keras",
     "policy_kernels",
     "policy_numpy",
     "policy_tensorflow",

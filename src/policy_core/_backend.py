@@ -37,6 +37,7 @@ class Site:
 
     Attributes:
         paths: All its paths; a layer that is used in several places has several.
+        aliases: Other names by which a rule may mean it, letter for letter; never as a pattern.
         layer: The framework's object.
         spec: What the plan needs to know, as if the layer were not wrapped.
         tensors: Its stored tensors by name, now: the framework's own arrays, not copies.
@@ -48,6 +49,7 @@ class Site:
     spec: "LayerSpec"
     tensors: dict[str, Any] = field(default_factory=dict)
     wrapping: Wrapping | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -81,6 +83,8 @@ class Backend(Protocol):
         name: The name of its entry point, its extra, and its value in `POLICY_BACKEND`.
     """
 
+    # Optional: `register_layer`; `read_policy`, see `read_foreign_policy`; `rules_of(policy, sites)`,
+    # which gives a map of the framework's own as rules for the paths of sites, else the policy.
     name: str
 
     def is_tensor_type(self, kind: type) -> bool:
@@ -131,6 +135,7 @@ _ROOTS = {
     "jaxlib": "jax",
     "flax": "jax",
     "equinox": "jax",
+    "policy_keras": "keras",
     "policy_numpy": "numpy",
     "policy_torch": "torch",
     "policy_jax": "jax",
@@ -258,6 +263,16 @@ def tensor_backend(kind: type) -> Backend | None:
     if _takes_any_backend(kind):
         return _find(_environment.get(_VARIABLE))
     return _own_tensor_backend(kind)
+
+
+def read_foreign_policy(identifier: object) -> Any:
+    """Gives a policy object of a framework's own as one of ours; None if it is no such object.
+
+    Backends of frameworks that have policies offer `read_policy`, which does the same.
+    """
+    name = _framework(type(identifier))
+    read = None if name is None else getattr(_load(name), "read_policy", None)
+    return None if read is None else read(identifier)
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)

@@ -41,7 +41,7 @@ def get(identifier: Any) -> DTypePolicy:
 
     Args:
         identifier: A policy (given back as it is), its name, its config, a dtype of any
-            framework, or None for the default policy.
+            framework, a policy of Keras's own, or None for the default policy.
 
     Raises:
         ValueError: It means no policy; the message says what was expected.
@@ -65,6 +65,12 @@ def get(identifier: Any) -> DTypePolicy:
     try:
         return DTypePolicy(standardize_dtype(identifier))
     except ValueError:
+        from ._backend import read_foreign_policy
+
+        policy = read_foreign_policy(identifier)
+        if policy is not None:
+            assert isinstance(policy, DTypePolicy)
+            return policy
         raise ValueError(
             "Cannot interpret `dtype` argument. Expected a string, a dtype, a config or an "
             f"instance of DTypePolicy. Received: dtype={shorten(identifier)}"

@@ -51,9 +51,11 @@ def wrap(
     """
     _check_option("on_unmatched", on_unmatched, get_args(OnUnmatched))
     _check_option("on_wrapped", on_wrapped, get_args(OnWrapped))
-    policies = as_map(policy)
     adapter = model_backend(model)
     sites = walk(adapter, model)
+    # A framework with policy maps of its own may name layers in them in its own way.
+    rules_of = getattr(adapter, "rules_of", None)
+    policies = as_map(policy if rules_of is None else rules_of(policy, sites))
     _check_rules(policies, sites, on_unmatched)
     plans = {id(site): _plan_of(site, _policy_of(site, policies)) for site in sites}
     changing = _changing(sites, plans, on_wrapped)
@@ -141,9 +143,10 @@ def _check_option(name: str, value: object, choices: Iterable[object]) -> None:
 
 def _check_rules(policies: DTypePolicyMap, sites: list[Site], on_unmatched: OnUnmatched) -> None:
     paths = [path for site in sites for path in site.paths]
+    names = {*paths, *(alias for site in sites for alias in site.aliases)}
     for key in policies if on_unmatched != "ignore" else ():
         matches = compile_pattern(key)
-        if key in paths or any(matches(path) for path in paths):
+        if key in names or any(matches(path) for path in paths):
             continue
         message = f"Rule {key!r} matches no layer{_nearest(key, paths)}"
         if on_unmatched == "error":
@@ -165,7 +168,14 @@ def _nearest(key: str, paths: list[str]) -> str:
 
 
 def _policy_of(site: Site, policies: DTypePolicyMap) -> DTypePolicy:
-    by_path = {path: policies[path] for path in site.paths}
+    keys = set(policies)
+    exact = [alias for alias in site.aliases if alias in keys]
+    # A rule that names a path letter for letter comes first, then an alias, then patterns.
+    by_path = {
+        path: policies[exact[0]] if exact and path not in keys else policies[path]
+        for path in site.paths
+    }
+    by_path.update({alias: policies[alias] for alias in exact if not keys & set(site.paths)})
     if len(set(by_path.values())) > 1:
         raise LayerError(
             "A layer that is used in several places must have one policy. Received: "

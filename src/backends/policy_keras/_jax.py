@@ -1,0 +1,116 @@
+"""Products where Keras runs on JAX; `_kernels.Products` says what each function gives.
+
+Keras's JAX trainer keeps variables as values: what a call writes comes out of a scope. The state of
+an output gradient is known in the backward pass alone, and comes out as the variable's gradient,
+which Keras's optimizers write into variables with `overwrite_with_gradient`.
+"""
+
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from policy_core._plan import Plan
+from policy_core._scaling import AmaxState
+from policy_jax import _delayed, _layers, _native
+from policy_jax._kernels import is_native
+from policy_jax._kernels import kernel_table as jax_kernel_table
+from policy_jax._ops import Array, platform
+from policy_jax._sites import on_cpu, single_device
+
+from ._keras import scope_of_values
+from ._kernels import CODES, PACKED
+
+Tensors = dict[str, Array]
+
+
+def kernel_table(tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+    device = platform(tensor)
+    return device, jax_kernel_table(device, single_device(tensor))
+
+
+def _packs(plan: Plan) -> bool:
+    return plan.quantized and is_native(plan.kernel)
+
+
+def store(codes: Array, plan: Plan, multiplies: bool) -> tuple[str, Array]:
+    if multiplies and _packs(plan) and on_cpu(codes):
+        return PACKED, _native.packed(codes)
+    return CODES, codes
+
+
+def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
+    return _native.unpacked(stored, shape, dtype) if _native.is_packed(stored) else stored
+
+
+def linear(
+    plan: Plan, shape: tuple[int, int], x: Array, tensors: Tensors, training: bool
+) -> tuple[Array, Tensors]:
+    how = _layers.recipe(plan, training)
+    return _layers.linear(how, x, tensors)
+
+
+def rows(plan: Plan, shape: tuple[int, int], ids: Array, stored: Array, scale: Array) -> Array:
+    if _native.is_packed(stored):
+        stored = _native.unpacked_inside(stored, shape, str(plan.weight_codes))
+    return _layers.embedding(stored, scale, ids, plan.compute_dtype)
+
+
+def frozen_weight(plan: Plan, tensors: Tensors) -> tuple[Array, Array]:
+    return _layers.frozen_weight(_layers.recipe(plan), tensors)
+
+
+class GradientState(keras.Variable):  # type: ignore[misc]  # it is JAX's kind of variable here
+    """The state of one layer's output gradient: its scale, then its amax history.
+
+    Invariant: the scale is positive. A layer that took no part in a loss has the gradient 0 there,
+    and keeps its state.
+    """
+
+    def assign(self, value: Any) -> Any:
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        # Keras's trainer takes values away while it runs, and puts them back with assign.
+        if self._value is not None or scope_of_values() is not None:
+            value = jnp.where(value[0] > 0, value, self.value)
+        return super().assign(value)
+
+
+def gradient_state(layer: Any, name: str, value: Any) -> GradientState:
+    with layer._open_name_scope():
+        state = GradientState(value, dtype="float32", trainable=True, autocast=False, name=name)
+    state.overwrite_with_gradient = True
+    return state
+
+
+_OPENED: "weakref.WeakKeyDictionary[Any, set[int]]" = weakref.WeakKeyDictionary()
+
+
+def opened(variable: GradientState, state: Array) -> Array:
+    """Gives the state of an output gradient for one call of its layer.
+
+    The first call in a pass is where what all backward calls told becomes the next state. A second
+    call of the same layer must hand on what was told to it: two gradients would be added up.
+    """
+    scope = scope_of_values()
+    if scope is None:
+        return state
+    seen = _OPENED.setdefault(scope, set())
+    if id(variable) in seen:
+        return state
+    seen.add(id(variable))
+    return _opened(state)
+
+
+@jax.custom_vjp
+def _opened(state: Array) -> Array:
+    return state
+
+
+def _opened_backward(state: Array, told: Array) -> tuple[Array]:
+    after = _delayed.merge(AmaxState(state[0], state[1:]), AmaxState(told[0], told[1:]))
+    return (jnp.concatenate([after.scale.reshape(1), after.amax_history]),)
+
+
+_opened.defvjp(lambda state: (state, state), _opened_backward)

@@ -1,0 +1,62 @@
+"""The Keras backend on each framework that Keras runs on, each in a process of its own.
+
+`KERAS_BACKEND` is fixed when Keras is imported, so pytest runs once for each framework, over the
+files of `keras_checks`, and each file's outcome is one test here. To run one by hand:
+
+    KERAS_BACKEND=jax python -m pytest tests/backends/keras_checks/check_layers.py
+"""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("keras")
+FOLDER = Path(__file__).with_name("keras_checks")
+FILES = sorted(path.stem for path in FOLDER.glob("check_*.py"))
+BACKENDS = ("torch", "jax", "tensorflow")
+
+
+@functools.cache
+def outcomes(backend, folder):
+    """Gives the test cases of a run over all files by file: name, and text of what failed."""
+    report = Path(folder) / "report.xml"
+    paths = [str(FOLDER / f"{name}.py") for name in FILES]
+    options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop("POLICY_BACKEND", None)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *paths],
+        env=environment,
+        cwd=FOLDER.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {name: [] for name in FILES}
+    cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+    for case in cases:
+        file = re.search(r"check_\w+", case.get("classname")).group()
+        failure = next((child for child in case if child.tag in ("failure", "error")), None)
+        found[file].append((case.get("name"), "" if failure is None else failure.text))
+    return found, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keras(backend, file, tmp_path_factory):
+    """Every check of a file holds on every framework that is installed."""
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    folder = tmp_path_factory.getbasetemp() / f"keras-{backend}"
+    folder.mkdir(exist_ok=True)
+    found, output = outcomes(backend, folder)
+    assert found[file], f"no test of {file} ran on {backend}:\n{output}"
+    failed = [f"{name}\n{text}" for name, text in found[file] if text]
+    assert not failed, f"on {backend}:\n" + "\n\n".join(failed)
