@@ -304,6 +304,13 @@ class TestCasting:
         y = pc.backend("tensorflow").convert_input(x, "float8_e4m3fn")
         assert tf.cast(y, tf.float32).numpy().tolist() == [448.0, -448.0, 448.0, 448.0, 448.0]
 
+    def test_numpy_arrays_where_tensorflow_was_chosen(self, monkeypatch: Any) -> None:
+        """Under POLICY_BACKEND=tensorflow numpy arrays become tensors; integers stay integers."""
+        monkeypatch.setenv("POLICY_BACKEND", "tensorflow")
+        out = pc.convert_input({"x": np.ones(2), "ids": np.arange(2)}, "mixed_bfloat16")
+        assert out["x"].dtype == tf.bfloat16
+        assert out["ids"].dtype == tf.int64
+
     def test_in_a_function(self) -> None:
         """Casts work on the tensors of a graph."""
         function = tf.function(lambda x: pc.convert_input(x, "mixed_bfloat16"))
