@@ -57,13 +57,8 @@ def raw_kernel(n: int, k: int) -> Callable[[jax.Array], np.ndarray]:
     """Gives the int8 kernel as Python calls it, without JAX."""
     weight = policy_kernels.pack(np.random.default_rng(0).integers(-127, 128, (n, k), np.int8))
     scale, bias = np.ones(n, np.float32), np.zeros(n, np.float32)
-    cache: dict[int, np.ndarray] = {}
-
-    def call(x: jax.Array) -> np.ndarray:
-        rows = cache.setdefault(id(x), np.asarray(x))
-        return policy_kernels.linear_s8(rows, weight, scale, bias)
-
-    return call
+    # jax keeps what np.asarray gives: no copy is timed.
+    return lambda x: policy_kernels.linear_s8(np.asarray(x), weight, scale, bias)
 
 
 def contenders(n: int, k: int) -> dict[str, Callable[[jax.Array], object]]:

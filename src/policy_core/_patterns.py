@@ -20,6 +20,8 @@ MAX_PATTERN = 1000
 MAX_PATH = 1000
 """Longest path, in characters."""
 
+# Python's own limit is the process's to change.
+_MAX_NESTING = 100
 # Under 10 ms on one core of 2 GHz, for the slowest patterns of the tests.
 _MAX_STEPS = 500_000
 
@@ -98,21 +100,23 @@ _REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
 _MANY = float("inf")
 
 
-def _effort(nodes: Any, length: int) -> tuple[float, float]:
+def _effort(nodes: Any, length: int, depth: int = 0) -> tuple[float, float]:
     """Bounds the ways in which `re` can get past some nodes, and its steps for all of them."""
+    if depth > _MAX_NESTING:
+        raise RecursionError
     ways, steps = 1.0, 1.0
     for op, argument in nodes:
-        more_ways, more_steps = _effort_of(op, argument, length)
+        more_ways, more_steps = _effort_of(op, argument, length, depth + 1)
         # All that follows a choice is tried anew for each of its ways.
         steps += ways * more_steps
         ways *= more_ways
     return ways, steps
 
 
-def _effort_of(op: Any, argument: Any, length: int) -> tuple[float, float]:
+def _effort_of(op: Any, argument: Any, length: int, depth: int) -> tuple[float, float]:
     if op in _REPEATS:
         low, high, body = argument
-        ways, steps = _effort(body, length)
+        ways, steps = _effort(body, length, depth)
         if high <= 1:
             return (ways + (high - low), steps)
         if ways > 1:  # the ways multiply in each round
@@ -120,14 +124,14 @@ def _effort_of(op: Any, argument: Any, length: int) -> tuple[float, float]:
         # A round that consumes nothing is the last, unless fewer than `low` have been.
         return (1.0 + min(high - low, length), steps * min(high, max(low, length + 1)))
     if op is sre.SUBPATTERN:
-        return _effort(argument[-1], length)
+        return _effort(argument[-1], length, depth)
     if op in (sre.ASSERT, sre.ASSERT_NOT):
-        return (1.0, _effort(argument[1], length)[1])
+        return (1.0, _effort(argument[1], length, depth)[1])
     if op is sre.ATOMIC_GROUP:
-        return (1.0, _effort(argument, length)[1])
+        return (1.0, _effort(argument, length, depth)[1])
     if op in (sre.BRANCH, sre.GROUPREF_EXISTS):
         bodies = argument[1] if op is sre.BRANCH else argument[1:]
-        efforts = [_effort(body or (), length) for body in bodies]
+        efforts = [_effort(body or (), length, depth) for body in bodies]
         return (sum(ways for ways, _ in efforts), sum(steps for _, steps in efforts))
     if op is sre.GROUPREF:
         return (1.0, 1.0 + length)

@@ -75,6 +75,7 @@ def reason_against() -> str:
     kernels = policy_kernels._loader.library()
     addresses = [ctypes.cast(getattr(kernels, name), ctypes.c_void_p) for name in _FUNCTIONS]
     library.policy_tensorflow_bind((ctypes.c_void_p * len(addresses))(*addresses))
+    version = library.policy_tensorflow_operators_version()
     for name in ("linear", "encode", "quantize_rows", "pack", "unpack", "rows"):
         _OPERATORS[name] = getattr(operators, f"import_policy_core_{name}_v{version}")
     _register(version)

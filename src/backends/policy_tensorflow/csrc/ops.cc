@@ -28,9 +28,11 @@
 
 namespace {
 
+/* Of the operators' names, which saved programs hold: new arguments or a new packed form add 1. */
+#define POLICY_OPERATORS_VERSION 1
 #define POLICY_STRING(x) #x
 #define POLICY_EXPANDED(x) POLICY_STRING(x)
-#define POLICY_OP(name) "ImportPolicyCore>" name "V" POLICY_EXPANDED(PK_ABI_VERSION)
+#define POLICY_OP(name) "ImportPolicyCore>" name "V" POLICY_EXPANDED(POLICY_OPERATORS_VERSION)
 
 /* Why nothing was registered; "" if all was. */
 char problem[512];
@@ -339,6 +341,7 @@ extern "C" {
 
 /* The version of the kernels' interface that this was compiled for. */
 PK_API int32_t policy_tensorflow_abi_version() { return PK_ABI_VERSION; }
+PK_API int32_t policy_tensorflow_operators_version() { return POLICY_OPERATORS_VERSION; }
 
 /* Why the operators were not registered; "" if they were. */
 PK_API const char* policy_tensorflow_problem() { return problem; }
