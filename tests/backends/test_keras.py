@@ -29,7 +29,10 @@ def outcomes(backend, folder):
     report = Path(folder) / "report.xml"
     paths = [str(FOLDER / f"{name}.py") for name in FILES]
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    # Small products: more threads would only wait for each other.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "POLICY_NUM_THREADS"), "1")
+    chosen = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, **threads, **chosen}
     environment.pop("POLICY_BACKEND", None)
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *paths],
