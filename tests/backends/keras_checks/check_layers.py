@@ -88,7 +88,9 @@ CONVS = [
 
 
 @pytest.mark.parametrize(
-    ("layer", "mode"), zip(CONVS, (*MODES, "int8", "int8"), strict=True), ids=lambda x: str(x)[:9]
+    ("layer", "mode"),
+    list(zip(CONVS, (*MODES, "int8", "int8"), strict=True)),
+    ids=lambda x: str(x)[:9],
 )
 def test_convolution(layer, mode):
     """A convolution is a product of patches, each a row with a scale of its own."""
