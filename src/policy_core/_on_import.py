@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Sequence
 
 from . import _backend
-from .errors import BackendError
 
 
 def load_with(framework: str) -> None:
@@ -21,7 +20,8 @@ def load_with(framework: str) -> None:
     Args:
         framework: The name of a framework and of its backend.
     """
-    if framework not in sys.modules:
+    # None is how one forbids an import.
+    if sys.modules.get(framework) is None:
         sys.meta_path.insert(0, _Watcher(framework))
     else:
         _load(framework)
@@ -62,8 +62,9 @@ def _load(framework: str) -> None:
         return
     try:
         _backend._load(framework)
-    except (BackendError, ImportError) as error:
-        # Not an error of whoever imports the framework; whoever uses the backend gets it.
+    except Exception as error:
+        # Whatever it is, it is no error of whoever imports the framework; whoever uses the backend
+        # gets it.
         warnings.warn(
             f"The {framework} backend of policy_core is not usable: {error}", stacklevel=2
         )

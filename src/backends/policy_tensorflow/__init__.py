@@ -12,6 +12,8 @@ from ._delayed import training as training
 from ._modules import Embedding as Embedding
 from ._modules import LayerNorm as LayerNorm
 from ._modules import Linear as Linear
+from ._modules import Weight as Weight
+from ._modules import linear as linear
 from ._ops import Tensor
 
 
@@ -79,7 +81,9 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "TensorFlowBackend",
+    "Weight",
     "backend",
+    "linear",
     "register",
     "register_layer",
     "training",

@@ -14,7 +14,7 @@ import tensorflow as tf
 from policy_core._dtypes import shorten
 from policy_core._plan import LayerKind
 
-from ._modules import Embedding, LayerNorm, Linear
+from ._modules import Embedding, LayerNorm, Linear, Weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class LayerAdapter:
             if any, is added to the product; `"embedding"` for rows of `weight`; `"norm"` for a
             module that computes in float32 inside; `"other"` for one without a quantized form.
         forward: For `"linear"`: `forward(module, linear, *args, **kwargs)` gives the module's
-            output, where `linear(x)` is the product under its policy. None for `linear(x)` itself.
+            output, where `linear(x)` is the product under its policy, with the module's bias, and
+            `linear(x, bias)` that with another one. None for `linear(x)` itself.
         weight: The attribute that holds the weight, of rank 2.
         bias: The attribute that holds the bias or None; it need not exist.
         transposed: Whether the weight has shape (in, out), as TensorFlow's users write it.
@@ -116,6 +117,11 @@ def _overrides_call(module: Any) -> str:
 
 _REGISTERED: dict[type, LayerAdapter] = {
     Linear: LayerAdapter(kind="linear", transposed=True),
+    Weight: LayerAdapter(
+        kind="linear",
+        transposed=True,
+        forward=lambda module, linear, x, bias=None: linear(x, bias),
+    ),
     Embedding: LayerAdapter(kind="embedding"),
     LayerNorm: LayerAdapter(kind="norm"),
 }

@@ -107,7 +107,8 @@ class Wrapped:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Classes made at run time have no address that pickle could write down.
-        _, _, state, *rest = super().__reduce_ex__(2)
+        state: Any
+        _, _, state, *rest = super().__reduce_ex__(2)  # type: ignore[str-unpack]
         return _rebuild, (self._policy_mixin, self._policy_base), state, *rest
 
 
@@ -168,7 +169,7 @@ def float_weight(module: Any, dtype: str) -> Tensor:
     """Gives the dequantized weight, of its portable shape, of a module that keeps only codes."""
     stored = codes_of(module)
     weight, scale = tf.convert_to_tensor(stored.variable), module.weight_scale
-    if weight.shape.rank == 1 and _kernels.runs_native(stored.variable.device):
+    if weight.shape.rank == 1 and _kernels.kernel_here(stored.variable.device) == "native":
         bits = _native.unpack(weight, stored.shape, stored.codes or "")
     else:
         bits = _kernels.plain_codes(weight, stored.shape, stored.codes or "")
@@ -182,7 +183,7 @@ _CLASSES: dict[tuple[type[Wrapped], type], type[Any]] = {}
 def wrapped_class(mixin: type[Wrapped], base: type) -> type[Any]:
     """Gives the class of wrapped modules for a mixin and a module's own class, made once."""
     if (mixin, base) not in _CLASSES:
-        ignored = getattr(base, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
+        ignored: Any = getattr(base, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
         attributes = {
             "__module__": base.__module__,
             "__qualname__": base.__qualname__,

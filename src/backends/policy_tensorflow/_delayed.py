@@ -89,12 +89,10 @@ def delayed_scale(
         return tf.reshape(_scaling.amax(OPS, tf.reshape(x, (-1,)), (0,)), ())
 
     if not moving:
-        # What inference_scale gives, without a look at the input where a training call was before.
-        return tf.cond(
-            tf.reduce_max(before.amax_history) > 0,
-            lambda: before.scale,
-            lambda: _scaling.scale_of(OPS, largest(), dtype),
-        )
+        if tf.executing_eagerly() and tf.reduce_max(before.amax_history) > 0:
+            # What inference_scale gives after a training call, without a look at the input.
+            return before.scale
+        return _scaling.inference_scale(OPS, before, largest(), dtype)
     amax, rows = _over_replicas(largest(), rows)
     scale, after = _scaling.training_scale(OPS, before, amax, dtype)
     for variable, old, new in zip(state, before, after, strict=True):

@@ -4,17 +4,23 @@ On a CPU the native kernels run; where XLA compiles (`jit_compile=True`), on oth
 without native kernels TensorFlow's own operators do (`_plain`), under a name scope that says so.
 """
 
+import functools
+from typing import Literal
+
 import tensorflow as tf
 
 import policy_kernels
 from policy_core import _scaling
 
 from . import _native, _plain
-from ._ops import OPS, Tensor, in_xla
+from ._ops import OPS, Tensor, in_xla, with_shape
 
 OPERATIONS = tuple(_native.OPERATIONS)
 
-INSIDE_XLA = "under jit_compile=True XLA's own dot runs instead"
+Kernel = Literal["native", "xla", "tensorflow"]
+"""The native kernels, XLA's own dot, or TensorFlow's operators as they are."""
+
+INSIDE_XLA = "under jit_compile=True XLA's own dot runs instead, and slower"
 
 
 def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
@@ -38,30 +44,31 @@ def kernel_table(device: str) -> tuple[tuple[str, str, str], ...]:
             why = f"smaller, not faster: no native kernels ({_native.reason_against()})"
             rows.append((operation, f"{operation}_tensorflow", why))
         else:
-            rows.append((operation, f"{operation}_xla", ""))
+            floats = "smaller, not faster: TensorFlow has no such product; decoded, as floats"
+            rows.append((operation, f"{operation}_xla", "" if operation == "linear_s8" else floats))
     return tuple(rows)
 
 
-def is_native(kernel: str) -> bool:
-    """Says whether a plan's kernel is one of policy_kernels."""
-    return not kernel.endswith(("_xla", "_tensorflow"))
-
-
-def runs_native(device: str | None = None) -> bool:
-    """Says whether what is computed or traced now would be computed by the native kernels.
+def kernel_here(device: str = "") -> Kernel:
+    """Gives what computes a product that is called or traced now.
 
     Args:
-        device: What TensorFlow says where the operands are; None or `""` where it says nothing.
+        device: TensorFlow's name of where the operands are; `""` where it gives none.
     """
-    if in_xla() or not _native.available():
-        return False
-    if not device:
-        return not tf.config.list_logical_devices("GPU") and not tf.config.list_logical_devices(
-            "TPU"
-        )
-    return device_type(device) == "cpu"
+    if in_xla():
+        return "xla"
+    kind = device_type(device) if device else _default_device()
+    if kind != "cpu":
+        return "xla"
+    return "native" if _native.available() else "tensorflow"
 
 
+def _default_device() -> str:
+    others = [kind for kind in ("GPU", "TPU") if tf.config.list_logical_devices(kind)]
+    return others[0].lower() if others else "cpu"
+
+
+@functools.lru_cache
 def device_type(device: str) -> str:
     """Gives `"cpu"`, `"gpu"`, …, of a device's name; a CPU where it has none."""
     parsed = tf.DeviceSpec.from_string(device).device_type
@@ -78,7 +85,8 @@ def linear(
     codes: str,
     dtype: tf.DType,
     x_scale: Tensor | None = None,
-    native: bool | None = None,
+    k: int | None = None,
+    kernel: Kernel | None = None,
 ) -> Tensor:
     """Gives the product with a weight of which only codes are kept.
 
@@ -86,38 +94,37 @@ def linear(
 
     Args:
         operation: One of `OPERATIONS`.
-        x: Floats of shape (..., k); any part of it may be unknown in a graph but its k.
+        x: Floats of shape (..., k), of which a graph may know nothing.
         weight: uint8, packed by `_native.pack`, or the bits of codes of shape (n, k).
         scale: float32 of shape (n,).
         bias: Floats of shape (n,), or None.
         codes: The dtype of the weight's codes.
         dtype: The dtype of the result.
         x_scale: For linear_f8, float32 of shape (), or None for a scale per row.
-        native: Whether to use the native kernels; None to find out.
+        k: The size of the last axis, for a graph that does not know it of `x`; else None.
+        kernel: What computes; None for what `kernel_here` gives.
 
     Returns:
         Floats of shape (..., n).
     """
-    native = runs_native(getattr(x, "device", None)) if native is None else native
-    if native:
+    kernel = kernel or kernel_here(getattr(x, "device", ""))
+    if kernel == "native":
         return _native.linear(
             operation, x, weight, scale, bias, codes=codes, dtype=dtype, x_scale=x_scale
         )
-    with tf.name_scope(f"{operation}_{'xla' if in_xla() else 'tensorflow'}"):
-        weight = plain_codes(weight, (scale.shape[0], x.shape[-1]), codes)
-        y = _plain_linear(operation, x, weight, scale, bias, codes, x_scale)
-        return tf.cast(tf.ensure_shape(y, _result_shape(x, scale)), dtype)
+    product = _compiled_linear if kernel == "xla" and not in_xla() else _plain_linear
+    with tf.name_scope(f"{operation}_{kernel}"):
+        y = product(operation, _plain.as_rows(x, k), weight, scale, bias, codes, x_scale)
+        if x.shape.rank != 2:
+            y = tf.reshape(y, tf.concat([tf.shape(x)[:-1], tf.shape(scale)], 0))
+        return tf.cast(with_shape(y, x.shape[:-1].concatenate(scale.shape)), dtype)
 
 
-def plain_codes(weight: Tensor, shape: tuple[int, int], codes: str) -> Tensor:
+def plain_codes(weight: Tensor, shape: tuple[int, ...], codes: str) -> Tensor:
     """Gives the codes of shape (n, k) of a weight, packed or not, in TensorFlow's own operators."""
     if weight.shape.rank == 2:
         return weight
     return tf.ensure_shape(_plain.unpacked(weight, shape, codes), shape)
-
-
-def _result_shape(x: Tensor, scale: Tensor) -> tf.TensorShape:
-    return x.shape[:-1].concatenate(scale.shape)
 
 
 def _plain_linear(
@@ -131,6 +138,7 @@ def _plain_linear(
 ) -> Tensor:
     # What the function below closes over must not be a variable: custom_gradient would watch it.
     weight, scale = tf.convert_to_tensor(weight), tf.convert_to_tensor(scale)
+    weight = plain_codes(weight, (scale.shape[0], x.shape[-1]), codes)
     bias = None if bias is None else tf.convert_to_tensor(bias)
 
     @tf.custom_gradient
@@ -140,13 +148,16 @@ def _plain_linear(
 
         def grad(dy: Tensor) -> list[Tensor]:
             values = _plain.decode(weight, codes) * scale[:, None]
-            dx = tf.cast(_native.contract(dy, values), x.dtype)
-            total = tf.reduce_sum(tf.reshape(dy, (-1, scale.shape[0])), 0) if biases else None
-            return [dx, *(tf.cast(total, b.dtype) for b in biases)]
+            dx = tf.cast(tf.matmul(dy, values), x.dtype)
+            return [dx, *(tf.cast(tf.reduce_sum(dy, 0), b.dtype) for b in biases)]
 
         return y, grad
 
     return call(x, *([] if bias is None else [bias]))
+
+
+# On devices other than CPUs XLA compiles each product by itself, unless it compiles its caller.
+_compiled_linear = tf.function(_plain_linear, jit_compile=True, autograph=False)
 
 
 def rows(
@@ -154,10 +165,10 @@ def rows(
     weight: Tensor,
     scale: Tensor,
     *,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     codes: str,
     dtype: tf.DType,
-    native: bool | None = None,
+    kernel: Kernel | None = None,
 ) -> Tensor:
     """Gives the dequantized rows of a table of which only codes are kept.
 
@@ -168,10 +179,10 @@ def rows(
         shape: (n, k).
         codes: The dtype of the codes.
         dtype: The dtype of the result.
-        native: Whether to use the native kernels; None to find out.
+        kernel: What computes; None for what `kernel_here` gives.
     """
-    native = runs_native(getattr(ids, "device", None)) if native is None else native
-    if native and weight.shape.rank == 1:
+    kernel = kernel or kernel_here(getattr(ids, "device", ""))
+    if kernel == "native" and weight.shape.rank == 1:
         return _native.rows(ids, weight, shape, codes, scale, dtype)
     weight = plain_codes(weight, shape, codes)
     found = _plain.decode(tf.gather(weight, ids), codes) * tf.gather(scale, ids)[..., None]
@@ -185,16 +196,16 @@ def encode_f8(x: Tensor, scale: Tensor | None, codes: str, native: bool) -> tupl
     """Gives the float8 codes of a matrix under a scale, or under one per row, and the scales.
 
     Returns:
-        Codes, as bits for the native kernels, else as floats; and scales of shape () or (m,).
+        Codes, as bits for the native kernels, else their float32 values; and scales of shape () or (m,).
     """
     if native and scale is not None:
         return _native.encode_f8(x, scale, codes), scale
     if native:
         return _native.quantize_rows_f8(x, codes)
     if scale is not None:
-        return _plain.encode(x, scale, codes), scale
+        return _plain.on_grid(x, scale, codes), scale
     column = _scaling.scale_of(OPS, OPS.amax(tf.cast(x, tf.float32), (1,)), codes)
-    return _plain.encode(x, column, codes), column[:, 0]
+    return _plain.on_grid(x, column, codes), column[:, 0]
 
 
 def product_f8(
@@ -232,7 +243,7 @@ def product_f8(
             x_scale=left_scale,
             x_codes=left_codes,
         )
-    total = _plain.product(tf.cast(left, tf.float32), tf.cast(right, tf.float32))
+    total = _plain.product(left, right)
     rows_scale = left_scale if left_scale.shape.rank == 0 else left_scale[:, None]
     return tf.cast(_plain.scaled(total, rows_scale, right_scale, bias), dtype)
 
@@ -251,7 +262,7 @@ def product_f8_inner_scale(
     No product of codes can take them out of its sum, so the left side is scaled first. Arguments as
     for `product_f8`, but `left_scale` () and `right_scale` (k,).
     """
-    values = _plain.decode(left, left_codes) if native else tf.cast(left, tf.float32)
+    values = _plain.decode(left, left_codes) if native else left
     inside = tf.bfloat16 if dtype == tf.bfloat16 else tf.float32
     scaled = tf.cast(values * (left_scale * right_scale), inside)
     if native:
@@ -259,8 +270,7 @@ def product_f8_inner_scale(
         return _native.linear(
             "linear_f8w", scaled, right, ones, None, codes="float8_e4m3fn", dtype=dtype
         )
-    values = tf.cast(right, tf.float32)
-    return tf.cast(_plain.product(tf.cast(scaled, tf.float32), values), dtype)
+    return tf.cast(_plain.product(tf.cast(scaled, tf.float32), right), dtype)
 
 
 def float8_linear(
@@ -272,7 +282,7 @@ def float8_linear(
     weight_scale: Tensor | None,
     gradient_scale: object,
     dtype: tf.DType,
-    native: bool | None = None,
+    kernel: Kernel | None = None,
 ) -> Tensor:
     """Gives the product of a float8 layer that keeps its float weight, with all gradients.
 
@@ -284,23 +294,22 @@ def float8_linear(
         weight_scale: float32 of shape (), or None for a scale per row.
         gradient_scale: A function that gives the scale of an output gradient, in backward.
         dtype: The dtype of the result.
-        native: Whether to use the native kernels; None to find out.
+        kernel: What computes; None for what `kernel_here` gives.
     """
-    native = runs_native(getattr(x, "device", None)) if native is None else native
+    native = (kernel or kernel_here(getattr(x, "device", ""))) == "native"
     inputs = [x, weight] if bias is None else [x, weight, bias]
     inputs = [tf.convert_to_tensor(one) for one in inputs]
 
     @tf.custom_gradient
     def call(x: Tensor, weight: Tensor, *biases: Tensor) -> tuple[Tensor, object]:
-        leading = tf.shape(x)[:-1]
-        matrix = _plain.as_rows(x)
+        matrix = _plain.as_rows(x, weight.shape[1])
         left, left_scale = encode_f8(matrix, x_scale, "float8_e4m3fn", native)
         right, right_scale = encode_f8(weight, weight_scale, "float8_e4m3fn", native)
         added = biases[0] if biases else None
         y = product_f8(left, left_scale, "float8_e4m3fn", right, right_scale, added, dtype, native)
 
         def grad(dy: Tensor) -> list[Tensor]:
-            dy = tf.reshape(dy, tf.shape(y))
+            dy = _plain.as_rows(dy, weight.shape[0])
             dbias = [tf.cast(tf.reduce_sum(tf.cast(dy, tf.float32), 0), b.dtype) for b in biases]
             scale = gradient_scale(dy)  # type: ignore[operator]
             g, _ = encode_f8(dy, scale, "float8_e5m2", native)
@@ -308,13 +317,15 @@ def float8_linear(
             dweight = _backward(
                 tf.transpose(g), scale, tf.transpose(left), left_scale, dtype, native
             )
-            dx = tf.reshape(tf.cast(dx, x.dtype), tf.shape(x))
+            dx = tf.cast(dx if x.shape.rank == 2 else tf.reshape(dx, tf.shape(x)), x.dtype)
             return [dx, tf.cast(dweight, weight.dtype), *dbias]
 
-        return tf.reshape(y, tf.concat([leading, tf.shape(weight)[:1]], 0)), grad
+        if x.shape.rank != 2:
+            y = tf.reshape(y, tf.concat([tf.shape(x)[:-1], tf.shape(weight)[:1]], 0))
+        return y, grad
 
     y = call(*inputs)
-    return tf.ensure_shape(y, x.shape[:-1].concatenate(weight.shape[:1]))
+    return with_shape(y, x.shape[:-1].concatenate(weight.shape[:1]))
 
 
 def _backward(

@@ -68,9 +68,9 @@ class CodesEmbedding(KeepsCodes):
             tf.convert_to_tensor(self.weight_codes),
             tf.convert_to_tensor(self.weight_scale),
             shape=stored.shape,
-            codes=stored.codes,
+            codes=str(stored.codes),
             dtype=compute_dtype(self),
-            native=_kernels.runs_native(self.weight_codes.device),
+            kernel=_kernels.kernel_here(self.weight_codes.device),
         )
 
 
@@ -84,14 +84,14 @@ class _QuantizedLinear:
         return forward(self, self._linear, *args, **kwargs)
 
     @abc.abstractmethod
-    def _linear(self, x: Any) -> Tensor:
+    def _linear(self, x: Any, bias: Any = None) -> Tensor:
         """Gives the product, from what the form keeps of the weight."""
 
 
 class CodesLinear(_QuantizedLinear, KeepsCodes):
     """A linear module that keeps only codes."""
 
-    def _linear(self, x: Any) -> Tensor:
+    def _linear(self, x: Any, bias: Any = None) -> Tensor:
         plan = self._policy_wrapping.plan
         stored = codes_of(self)
         x = _input(self, x, stored.shape[1])
@@ -103,18 +103,19 @@ class CodesLinear(_QuantizedLinear, KeepsCodes):
             x,
             tf.convert_to_tensor(self.weight_codes),
             tf.convert_to_tensor(self.weight_scale),
-            _bias_of(self),
+            _bias_of(self, bias),
             codes=str(stored.codes),
             dtype=compute_dtype(self),
             x_scale=x_scale,
-            native=_kernels.runs_native(self.weight_codes.device),
+            k=stored.shape[1],
+            kernel=_kernels.kernel_here(self.weight_codes.device),
         )
 
 
 class TrainableLinear(_QuantizedLinear, Wrapped):
     """A linear module that computes in float8 and trains its float weight."""
 
-    def _linear(self, x: Any) -> Tensor:
+    def _linear(self, x: Any, bias: Any = None) -> Tensor:
         plan = self._policy_wrapping.plan
         adapter = self._policy_adapter
         variable = getattr(self, adapter.weight)
@@ -124,7 +125,7 @@ class TrainableLinear(_QuantizedLinear, Wrapped):
         moving = False
         if plan.delayed:
             moving = is_training()
-            rows = tf.reduce_prod(tf.shape(x)[:-1])
+            rows = tf.reduce_prod(tf.shape(x)[:-1]) if moving else None
             x_state, weight_state = state_of(self, "input"), state_of(self, "weight")
             x_scale = delayed_scale(x_state, x, str(plan.input_codes), moving, rows)
             weight_scale = delayed_scale(weight_state, weight, str(plan.weight_codes), moving, rows)
@@ -132,12 +133,12 @@ class TrainableLinear(_QuantizedLinear, Wrapped):
         return _kernels.float8_linear(
             x,
             weight,
-            _bias_of(self),
+            _bias_of(self, bias),
             x_scale=x_scale,
             weight_scale=weight_scale,
             gradient_scale=output_scale(state, moving),
             dtype=compute_dtype(self),
-            native=_kernels.runs_native(variable.device),
+            kernel=_kernels.kernel_here(variable.device),
         )
 
 
@@ -146,19 +147,23 @@ def state_of(module: Any, role: str) -> State:
     return getattr(module, f"{role}_scale"), getattr(module, f"{role}_amax_history")
 
 
-def _bias_of(module: Any) -> Tensor | None:
-    bias = getattr(module, module._policy_adapter.bias, None)
+def _bias_of(module: Any, bias: Any) -> Tensor | None:
+    if bias is None:
+        bias = getattr(module, module._policy_adapter.bias, None)
     return None if bias is None else tf.convert_to_tensor(bias)
 
 
 def _input(module: Any, x: Any, columns: int) -> Tensor:
-    """Gives an input of shape (..., columns) in the compute dtype."""
-    x = cast_tensor(tf.convert_to_tensor(x), compute_dtype(module))
+    return checked_input(cast_tensor(tf.convert_to_tensor(x), compute_dtype(module)), columns)
+
+
+def checked_input(x: Tensor, columns: int) -> Tensor:
+    """Gives an input itself; ValueError unless its shape is, or may be, (..., columns)."""
     rank = x.shape.rank
-    if rank is not None and (rank == 0 or x.shape[-1] not in (None, columns)):
+    if rank is None:
+        return x
+    if rank == 0 or x.shape[-1] not in (None, columns):
         raise ValueError(
             f"Expected an input of shape (..., {columns}). Received shape {tuple(x.shape)}."
         )
-    if rank is None or x.shape[-1] is None:
-        x = tf.ensure_shape(x, [*([None] * (rank - 1)), columns]) if rank else x
-    return x
+    return x if x.shape[-1] else tf.ensure_shape(x, [*x.shape[:-1], columns])

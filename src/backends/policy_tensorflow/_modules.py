@@ -4,7 +4,46 @@ from typing import Any
 
 import tensorflow as tf
 
+from policy_core._dtypes import shorten
+
 from ._ops import Tensor
+
+
+class Weight(tf.Module):
+    """A weight of products in code of one's own, which a policy reaches as it reaches a layer.
+
+    Args:
+        value: Floats of shape (k, n), or a variable of them.
+        name: The module's name.
+
+    Attributes:
+        weight: A variable of shape (k, n).
+    """
+
+    def __init__(self, value: Any, name: str | None = None) -> None:
+        super().__init__(name)
+        self.weight = value if isinstance(value, tf.Variable) else tf.Variable(value, name="weight")
+
+    def __call__(self, x: Any, bias: Any = None) -> Tensor:
+        """Gives `x @ weight + bias` for floats of shape (..., k)."""
+        y = tf.tensordot(x, self.weight, 1)
+        return y if bias is None else y + bias
+
+
+def linear(x: Any, weight: Weight, bias: Any = None) -> Tensor:
+    """Gives `x @ weight + bias`, under the weight's policy once it is wrapped.
+
+    Args:
+        x: Floats of shape (..., k).
+        weight: A `Weight` of shape (k, n).
+        bias: Floats of shape (n,), or None.
+
+    Raises:
+        TypeError: `weight` is no `Weight`: a plain variable has no place for a policy.
+    """
+    if not isinstance(weight, Weight):
+        raise TypeError(f"Expected a policy_tensorflow.Weight. Received: {shorten(weight)}")
+    return weight(x, bias)
 
 
 class Linear(tf.Module):

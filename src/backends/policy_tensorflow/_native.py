@@ -19,7 +19,8 @@ from tensorflow.python.ops.parallel_for import pfor
 import policy_kernels
 from policy_kernels import _loader
 
-from ._ops import Tensor
+from . import _plain
+from ._ops import Tensor, with_shape
 
 LIBRARY_NAME = "libpolicy_tensorflow.so"
 OPERATIONS = {"linear_s8": 0, "linear_s8w": 1, "linear_f8": 2, "linear_f8w": 3}
@@ -59,8 +60,11 @@ def reason_against() -> str:
     if path is None:
         return f"{LIBRARY_NAME} was not built"
     # TensorFlow first: it learns of operators only while it loads their library itself.
-    operators = tf.load_op_library(str(path))
-    library = ctypes.CDLL(str(path))
+    try:
+        operators = tf.load_op_library(str(path))
+        library = ctypes.CDLL(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        raise _loader.KernelsBrokenError(f"{path}: {error}. Install policy-core again.") from error
     library.policy_tensorflow_problem.restype = ctypes.c_char_p
     version = library.policy_tensorflow_abi_version()
     problem = library.policy_tensorflow_problem().decode()
@@ -104,7 +108,7 @@ class _Threads:
         count = tf.config.threading.get_intra_op_parallelism_threads()
         asked = "POLICY_NUM_THREADS" in os.environ or policy_kernels.num_threads() != self.ours
         if count and not asked:
-            policy_kernels.set_num_threads(count)
+            policy_kernels.set_num_threads(min(count, 1024))
 
 
 _THREADS = _Threads()
@@ -179,14 +183,14 @@ def pack(codes: Tensor, dtype: str) -> Tensor:
     return _OPERATORS["pack"](codes=codes, code=CODES[dtype])
 
 
-def unpack(packed: Tensor, shape: tuple[int, int], dtype: str) -> Tensor:
+def unpack(packed: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
     """Gives the codes that were packed, of a shape (n, k) and a dtype."""
     codes = _OPERATORS["unpack"](packed=packed, code=CODES[dtype], n=shape[0], k=shape[1])
     return tf.ensure_shape(codes, shape)
 
 
 def rows(
-    ids: Tensor, packed: Tensor, shape: tuple[int, int], codes: str, scale: Tensor, dtype: tf.DType
+    ids: Tensor, packed: Tensor, shape: tuple[int, ...], codes: str, scale: Tensor, dtype: tf.DType
 ) -> Tensor:
     """Gives `codes[ids] * scale[ids]` for ids of any shape, from a packed table of shape (n, k)."""
     _THREADS.follow()
@@ -220,23 +224,16 @@ def _linear_gradient(op: Any, dy: Tensor) -> list[Tensor | None]:
     codes = _name_of(op.get_attr("code"))
     dx = None
     if x.dtype != tf.uint8:
-        values = dequantized(weight, scale, codes, x.shape[-1], tf.shape(x)[-1])
-        dx = tf.cast(contract(tf.cast(dy, tf.float32), values), x.dtype)
-        dx = tf.ensure_shape(dx, x.shape)
+        values = _dequantized(weight, scale, codes, x.shape[-1], tf.shape(x)[-1])
+        dx = tf.cast(tf.tensordot(tf.cast(dy, tf.float32), values, 1), x.dtype)
+        dx = with_shape(dx, x.shape)
     total = tf.reduce_sum(tf.reshape(tf.cast(dy, tf.float32), (-1, tf.shape(scale)[0])), 0)
     # Of shape [0] where there is no bias.
     dbias = tf.cast(total[: tf.shape(bias)[0]], bias.dtype)
     return [dx, None, None, None, dbias]
 
 
-def contract(dy: Tensor, weight: Tensor) -> Tensor:
-    """Gives `dy @ weight` for dy of shape (..., n) and weights of shape (n, k)."""
-    return tf.tensordot(dy, weight, 1)
-
-
-def dequantized(
-    weight: Tensor, scale: Tensor, codes: str, k: int | None, k_now: Tensor | None = None
-) -> Tensor:
+def _dequantized(weight: Tensor, scale: Tensor, codes: str, k: int | None, k_now: Tensor) -> Tensor:
     """Gives `codes * scale` in float32, of shape (n, k), for a weight packed or not.
 
     Args:
@@ -246,16 +243,14 @@ def dequantized(
         k: The weight's second size; None where a graph does not know it.
         k_now: A tensor that has it.
     """
-    from ._plain import decode, unpacked
-
     if weight.shape.rank == 1:
         n = scale.shape[0]
         if n is None or k is None:
             sizes = tf.stack([tf.shape(scale)[0], k_now])
-            weight = unpacked(weight, sizes, codes)
+            weight = _plain.unpacked(weight, sizes, codes)
         else:
             weight = unpack(weight, (n, k), codes)
-    return decode(weight, codes) * scale[:, None]
+    return _plain.decode(weight, codes) * scale[:, None]
 
 
 def _name_of(code: int) -> str:
@@ -263,7 +258,7 @@ def _name_of(code: int) -> str:
 
 
 # How `tf.vectorized_map` and `tf.jacobian` see the operators: rows are rows, so one more leading
-# axis changes nothing. What else is stacked goes one by one, in a loop that TensorFlow warns of.
+# axis changes nothing. What else is stacked goes one by one.
 
 
 def _again(name: str, given: Any, *inputs: Tensor) -> Any:

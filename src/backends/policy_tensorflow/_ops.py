@@ -34,6 +34,11 @@ def dtype_name(dtype: tf.DType) -> str:
     return name
 
 
+def with_shape(x: Tensor, shape: tf.TensorShape) -> Tensor:
+    """Gives a tensor of which a graph knows a shape, as far as it is given."""
+    return x if shape.rank is None else tf.ensure_shape(x, shape)
+
+
 def in_xla() -> bool:
     """Says whether what is being traced will be compiled by XLA (`jit_compile=True`, TPUs)."""
     if tf.executing_eagerly():
@@ -86,6 +91,10 @@ class TfOps:
 
     def amax(self, x: Any, axes: tuple[int, ...]) -> Any:
         largest = tf.reduce_max(tf.abs(x), axes, keepdims=True)
+        if in_xla():
+            # XLA's maximum on a CPU passes over NaN.
+            bad = tf.reduce_any(tf.math.is_nan(x), axes, keepdims=True)
+            largest = tf.where(bad, tf.constant(np.nan, largest.dtype), largest)
         # The maximum of nothing is -infinity.
         return tf.maximum(largest, tf.zeros((), largest.dtype))
 

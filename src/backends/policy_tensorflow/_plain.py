@@ -46,13 +46,24 @@ def _u16(value: int) -> np.uint16:
     return np.uint16(value)
 
 
-def encode(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
-    """Gives floats as float8 tensors under a scale; what is too large saturates.
+# Of each float8 format: the bits of its mantissa, and its smallest normal number.
+_GRIDS = {"float8_e4m3fn": (3, 2.0**-6), "float8_e5m2": (2, 2.0**-14)}
 
-    `policy_core._scaling.encode`, but divided as written also in graphs, and where TensorFlow takes
-    subnormal numbers for zeros.
+
+def encode(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
+    """Gives floats as float8 tensors under a scale; what is too large saturates."""
+    return tf.cast(on_grid(x, scale, dtype), TF_DTYPES[dtype])
+
+
+def on_grid(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
+    """Gives the float32 values of the float8 codes of floats under a scale.
+
+    `policy_core._scaling.encode`, but divided as written also in graphs, with subnormal numbers
+    where TensorFlow takes them for zeros, and without a cast: XLA's cast from float32 to float8 on
+    CPU rounds twice in some programs, by way of float16.
     """
-    largest = DTYPES[dtype].max
+    largest = np.float32(DTYPES[dtype].max)
+    mantissa, smallest = _GRIDS[dtype]
     x = tf.cast(x, tf.float32)
     quotient = divide(x, scale)
     if dtype == "float8_e5m2":
@@ -61,7 +72,18 @@ def encode(x: Tensor, scale: Tensor, dtype: str) -> Tensor:
         subnormal = tf.equal(tf.bitwise.bitwise_and(bits, np.uint32(0x7F800000)), np.uint32(0))
         raised = divide(_raised(bits), scale * np.float32(2.0**100))
         quotient = tf.where(subnormal, raised, quotient)
-    return OPS.cast(OPS.clip(quotient, -largest, largest), dtype)
+    clipped = tf.clip_by_value(quotient, -largest, largest)
+    step = smallest * 2.0**-mantissa
+    small = tf.round(clipped * np.float32(1 / step)) * np.float32(step)
+    # Half to even, on the bits: what is added carries into the bits that stay.
+    dropped = 23 - mantissa
+    bits = tf.bitcast(clipped, tf.int32)
+    odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, np.int32(dropped)), np.int32(1))
+    bits = tf.bitwise.bitwise_and(
+        bits + np.int32(2 ** (dropped - 1) - 1) + odd, np.int32(-(2**dropped))
+    )
+    values = tf.where(tf.abs(clipped) < np.float32(smallest), small, tf.bitcast(bits, tf.float32))
+    return tf.where(quotient == quotient, values, tf.constant(np.nan, tf.float32))
 
 
 def _raised(bits: Tensor) -> Tensor:
@@ -105,7 +127,7 @@ def linear(
 
     Args:
         operation: `"linear_s8"`, `"linear_s8w"`, `"linear_f8"` or `"linear_f8w"`.
-        x: Floats of shape (..., k).
+        x: Floats of shape (m, k).
         codes: uint8 of shape (n, k).
         scale: float32 of shape (n,).
         bias: Floats of shape (n,), or None.
@@ -118,24 +140,18 @@ def linear(
     values = decode(codes, dtype)
     if operation != "linear_f8":
         return scaled(product(x, values), None, scale, bias)
-    x_codes, x_scale = input_codes(x, x_scale)
-    return scaled(product(tf.cast(x_codes, tf.float32), values), x_scale, scale, bias)
-
-
-def input_codes(x: Tensor, x_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gives floats in float8_e4m3fn, under a scale or one per row, and the scales to broadcast."""
     if x_scale is None:
-        x_scale = _scaling.scale_of(OPS, OPS.amax(x, (-1,)), "float8_e4m3fn")
-    return encode(x, x_scale, "float8_e4m3fn"), x_scale
+        x_scale = _scaling.scale_of(OPS, OPS.amax(x, (1,)), "float8_e4m3fn")
+    return scaled(product(on_grid(x, x_scale, "float8_e4m3fn"), values), x_scale, scale, bias)
 
 
 def _linear_s8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    x_codes, x_scale = _scaling.quantize(OPS, x, "int8", (-1,))
+    x_codes, x_scale = _scaling.quantize(OPS, x, "int8", (1,))
     k = codes.shape[1]
     total = None
     for start in range(0, max(k, 1), MAX_CONTRACTION):
         part = slice(start, start + MAX_CONTRACTION)
-        exact = tf.cast(_product_s8(x_codes[..., part], codes[:, part]), tf.float32)
+        exact = tf.cast(_product_s8(x_codes[:, part], codes[:, part]), tf.float32)
         total = exact if total is None else rounded(total + exact)
     return scaled(total, x_scale, scale, bias)
 
@@ -143,9 +159,7 @@ def _linear_s8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
 def _product_s8(x: Tensor, codes: Tensor) -> Tensor:
     """Gives the exact `x @ codes.T` of int8, in int32."""
     if in_xla():
-        return tf.reshape(
-            tf.matmul(as_rows(x), codes, transpose_b=True, output_type=tf.int32), _shape(x, codes)
-        )
+        return tf.matmul(x, codes, transpose_b=True, output_type=tf.int32)
     # TensorFlow's own int8 product is a plain loop; float32 sums of so many are exact too.
     sums = [
         tf.cast(product(_floats(x, start), _floats(codes, start)), tf.int32)
@@ -155,23 +169,21 @@ def _product_s8(x: Tensor, codes: Tensor) -> Tensor:
 
 
 def _floats(codes: Tensor, start: int) -> Tensor:
-    return tf.cast(codes[..., start : start + EXACT_IN_FLOAT32], tf.float32)
+    return tf.cast(codes[:, start : start + EXACT_IN_FLOAT32], tf.float32)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """Gives `x @ weight.T` for x of shape (..., k) and weights of shape (n, k)."""
-    return tf.reshape(tf.matmul(as_rows(x), weight, transpose_b=True), _shape(x, weight))
+    """Gives `x @ weight.T` for matrices of floats."""
+    return tf.matmul(x, weight, transpose_b=True)
 
 
-def as_rows(x: Tensor) -> Tensor:
-    """Gives floats of shape (..., k) as a matrix."""
+def as_rows(x: Tensor, k: int | None = None) -> Tensor:
+    """Gives floats of shape (..., k) as a matrix; `k` is for a graph that does not know it of `x`."""
+    columns = x.shape[-1] if k is None else k
+    if x.shape.rank == 2 and x.shape[-1] == columns:
+        return x
     # Not (-1, k): a size of 0 would leave the other unknown.
-    shape = tf.shape(x)
-    return tf.reshape(x, tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]]))
-
-
-def _shape(x: Tensor, weight: Tensor) -> Tensor:
-    return tf.concat([tf.shape(x)[:-1], tf.shape(weight)[:1]], 0)
+    return tf.reshape(x, tf.stack([tf.reduce_prod(tf.shape(x)[:-1]), columns]))
 
 
 def scaled(total: Tensor, x_scale: Tensor | None, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -47,12 +47,12 @@ def _layers(
 ) -> Iterator[tuple[str, tf.Module]]:
     children: list[tuple[str, tf.Module]] = []
     own = False
-    for name, value in leaves(module):
+    for parts, value in leaves(module):
         if isinstance(value, tf.Module) and not _is_keras(value):
-            children.append((name, value))
+            children.append(("/".join(parts), value))
         elif _is_keras(value):
             raise TypeError(
-                f"{_join(path, name)!r} is a layer of Keras, {shorten(value)}, inside a tf.Module. "
+                f"{_join(path, '/'.join(parts))!r} is a layer of Keras, {shorten(value)}, inside a tf.Module. "
                 "Wrap it by itself, and let the tf.Module not hold it as an attribute."
             )
         own = own or isinstance(value, tf.Variable)
@@ -64,21 +64,21 @@ def _layers(
             yield from _layers(child, _join(path, name), (*above, id(module)))
 
 
-def leaves(module: tf.Module) -> Iterator[tuple[str, Any]]:
+def leaves(module: tf.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Gives what a module's attributes hold, also in lists, tuples and dicts, by path."""
-    ignored = getattr(module, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
+    ignored: Any = getattr(module, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
     for name, value in vars(module).items():
         if name not in ignored and not name.startswith("_self_"):
-            yield from _leaves_in(name, value)
+            yield from _leaves_in((name,), value)
 
 
-def _leaves_in(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves_in(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     if isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from _leaves_in(f"{path}/{index}", item)
+            yield from _leaves_in((*path, str(index)), item)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves_in(f"{path}/{key}", item)
+            yield from _leaves_in((*path, str(key)), item)
     else:
         yield path, value
 
@@ -129,26 +129,33 @@ def tensors_of(layer: Any, adapter: LayerAdapter) -> dict[str, Stored]:
     storage = layer._policy_wrapping.plan.storage if isinstance(layer, Wrapped) else ()
     shapes = {spec.name: spec.shape for spec in storage}
     for path, variable in leaves(layer):
-        if not isinstance(variable, tf.Variable) or (keeps_codes and path == CODES):
+        name = portable_name(adapter, path)
+        if not isinstance(variable, tf.Variable) or (keeps_codes and name == CODES):
             continue
-        name = adapter.renamed.get(path, path.replace("/", "."))
         if name in tensors:
             raise ValueError(
                 f"{type(layer).__name__} has two variables that are called {name!r} in files."
             )
         if variable.shape.rank is None or not variable.shape.is_fully_defined():
             raise ValueError(
-                f"{type(layer).__name__} has a variable {path!r} of shape {variable.shape}. "
+                f"{type(layer).__name__} has a variable {name!r} of shape {variable.shape}. "
                 "Expected a shape that is known."
             )
         transposed = name == "weight" and adapter.transposed and variable.shape.rank == 2
         shape = tuple(variable.shape)
-        if keeps_codes and path == SCALE:
+        if keeps_codes and name == SCALE:
             shape = shapes[SCALE]
         tensors[name] = Stored(
             variable, shape[::-1] if transposed else shape, transposed=transposed
         )
     return tensors
+
+
+def portable_name(adapter: LayerAdapter, path: tuple[str, ...]) -> str:
+    """Gives what a variable is called in files: its attribute, and where in that it is."""
+    # Files join a layer's path and its tensors' names by slashes.
+    name = ".".join(path).replace("/", ".")
+    return adapter.renamed.get(name, name)
 
 
 def _specs(tensors: dict[str, Stored]) -> tuple[TensorSpec, ...]:

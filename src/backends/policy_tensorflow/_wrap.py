@@ -1,13 +1,12 @@
 """Changes the modules of a tree as the core decided, in place."""
 
-import contextlib
-import weakref
+import gc
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from policy_core import _scaling
 from policy_core._backend import Site, Step, Wrapping
@@ -27,19 +26,26 @@ from ._classes import (
     wrapped_class,
 )
 from ._delayed import delayed_scale
-from ._kernels import runs_native
+from ._kernels import kernel_here
 from ._layers import mixin_for, state_of
 from ._ops import OPS, TF_DTYPES, Tensor
 from ._quantize import quantize
-from ._walk import leaves, modules_of, tensors_of
-
-Casts = dict[int, tuple[Any, tf.Variable]]
-"""Variables that took the place of others, by these others' ids, with a weak reference to them."""
+from ._variables import (
+    Casts,
+    beside,
+    check_place,
+    forget_traces,
+    memory_of,
+    set_dtype,
+    set_value,
+    state_variable,
+)
+from ._walk import leaves, tensors_of
 
 
 def storage_key(x: Any) -> object:
-    """Gives what two tensors have in common exactly if they are one variable or tensor."""
-    return id(x.variable if isinstance(x, Stored) else x)
+    """Gives what two tensors have in common exactly if they are one variable, read in one layout."""
+    return (id(x.variable), x.transposed) if isinstance(x, Stored) else id(x)
 
 
 def as_numpy(x: Any) -> Any:
@@ -77,7 +83,7 @@ def validate(step: Step) -> None:
             )
         if not same and kept is not None and tensor.dtype in CASTABLE:
             _check_fits(name, tensor, kept.dtype)
-            _check_place(layer, name)
+            check_place(layer, name)
 
 
 def _all_finite(tensor: Tensor) -> bool:
@@ -91,20 +97,13 @@ def _check_fits(name: str, tensor: Tensor, dtype: str) -> None:
         raise ValueError(f"{name!r} holds {float(largest)}, which {dtype} cannot hold.")
 
 
-def _check_place(layer: Any, name: str) -> None:
-    *inside, _ = _place(layer, name)
-    owner: Any = layer
-    for part in inside:
-        owner = _item(owner, part)
-        if isinstance(owner, tuple):
-            raise ValueError(
-                f"{type(layer).__name__} holds {name!r} in a tuple, which cannot take a variable of "
-                "another dtype. Use a list."
-            )
-
-
 def apply(model: tf.Module, steps: Sequence[Step]) -> tf.Module:
-    """Changes the modules in place, one after the other."""
+    """Changes the modules in place, one after the other.
+
+    Raises:
+        ValueError: Before anything changes, for what concerns the model as a whole.
+    """
+    _check_layouts(steps)
     forget_traces(model)
     # Tied weights are converted once, under the key that they had before anything changed.
     shared: dict[object, dict[str, Any]] = {}
@@ -113,20 +112,54 @@ def apply(model: tf.Module, steps: Sequence[Step]) -> tf.Module:
     # An embedding alone reads single rows, which plain codes give faster.
     multiplied = {keys[id(step)] for step in steps if step.site.spec.kind == "linear"}
     casts: Casts = {}
+    replaced = {}
     for step in steps:
         key = keys[id(step)]
+        # Training functions may well hold what freeze leaves behind.
+        if _keeps_codes_after(step) and not isinstance(step.site.layer, Wrapped):
+            replaced[step.site.path] = memory_of(step.site.tensors["weight"].variable)
         # The site must not keep the float weight alive.
         step.site.tensors = {}
         if step.wrapping is None:
             for name, array in (step.floats or {}).items():
-                _set(step.site.layer, name, from_numpy(array))
+                set_value(step.site.layer, name, from_numpy(array))
         else:
             _become(step, step.wrapping, shared.setdefault(key, {}), key in multiplied, casts)
         step.floats = step.stored = None
         waiting[key] -= 1
         if not waiting[key]:
             shared.pop(key, None)
+    if any(memory() is not None for memory in replaced.values()):
+        gc.collect()  # the traces that were forgotten are cycles
+    held = [path for path, memory in replaced.items() if memory() is not None]
+    if held:
+        warnings.warn(
+            f"Someone else holds the float weights of {', '.join(map(repr, held))}, so that they are "
+            "not freed: an optimizer, or a tf.function that was traced before and goes on with "
+            "them. Wrap a model before both.",
+            stacklevel=4,
+        )
     return model
+
+
+def _keeps_codes_after(step: Step) -> bool:
+    plan = None if step.wrapping is None else step.wrapping.plan
+    return plan is not None and plan.quantized and not plan.trainable
+
+
+def _check_layouts(steps: Sequence[Step]) -> None:
+    """Refuses to make codes of a variable that modules hold in two layouts: it would come apart."""
+    owners: dict[int, tuple[str, bool]] = {}
+    for step in filter(_keeps_codes_after, steps):
+        weight = step.site.tensors["weight"]
+        path, transposed = owners.setdefault(
+            id(weight.variable), (step.site.path, weight.transposed)
+        )
+        if transposed != weight.transposed:
+            raise ValueError(
+                f"{path!r} and {step.site.path!r} share one variable, of shape (in, out) for one and "
+                "(out, in) for the other; its codes cannot serve both. Untie them first."
+            )
 
 
 def unwrap(model: tf.Module, sites: Sequence[Site]) -> tf.Module:
@@ -144,37 +177,11 @@ def unwrap(model: tf.Module, sites: Sequence[Site]) -> tf.Module:
         for name in _policy_variables(layer):
             delattr(layer, name)
         for spec in layer._policy_plain:
-            _set_dtype(layer, spec.name, TF_DTYPES[spec.dtype], casts)
+            set_dtype(layer, spec.name, TF_DTYPES[spec.dtype], casts)
         layer.__class__ = layer._policy_base
         for name in [name for name in vars(layer) if name.startswith("_policy_")]:
             del vars(layer)[name]
     return model
-
-
-def forget_traces(model: tf.Module) -> None:
-    """Makes the `tf.function`s of a model trace anew: what they traced reads its old variables.
-
-    Raises:
-        ValueError: A module holds a traced function as an attribute, of which that cannot be asked.
-    """
-    modules = modules_of(model)
-    for module in modules:
-        for name, value in vars(module).items():
-            if _is_function(value) and value.experimental_get_tracing_count():
-                raise ValueError(
-                    f"{type(module).__name__}.{name} is a tf.function that was traced already, and "
-                    "would go on with the weights that it saw. Wrap the model before its first call."
-                )
-    for module in modules:
-        for kind in type(module).__mro__:
-            for value in vars(kind).values():
-                if _is_function(value):
-                    # There is no public way; a method's function for an object is made on demand.
-                    value._descriptor_cache.pop(module, None)
-
-
-def _is_function(value: Any) -> bool:
-    return isinstance(value, polymorphic_function.Function)
 
 
 def _weight_key(site: Site) -> object:
@@ -211,9 +218,9 @@ def _become(
     made = {}
     if codes_only and CODES not in tied:
         codes, scale = _codes(step, plan, stored)
-        with _beside(layer):
-            tied[CODES] = _variable(_laid_out(codes, plan, layer, multiplied), CODES)
-            tied[SCALE] = _variable(
+        with beside(layer):
+            tied[CODES] = state_variable(_laid_out(codes, plan, layer, multiplied), CODES)
+            tied[SCALE] = state_variable(
                 tf.broadcast_to(tf.reshape(scale, (-1,)), codes.shape[:1]), SCALE
             )
         del codes
@@ -229,9 +236,9 @@ def _become(
             floats[spec.name] = stored[spec.name] if stored else None
             if stored is None and (step.floats is not None or _is_codes(layer, spec.name)):
                 floats[spec.name] = _float(step, spec.name)
-    with _beside(layer):
-        new = {name: _variable(value, name) for name, value in made.items()}
-    # From here on nothing can fail.
+    with beside(layer):
+        new = {name: state_variable(value, name) for name, value in made.items()}
+    # What can be refused was done above.
     for name in _policy_variables(layer) if isinstance(layer, Wrapped) else ():
         delattr(layer, name)
     if not isinstance(layer, Wrapped):
@@ -254,9 +261,9 @@ def _become(
     for name in plain & dtypes.keys():
         if codes_only and name == "weight":
             continue
-        _set_dtype(layer, name, dtypes[name], casts)
+        set_dtype(layer, name, dtypes[name], casts)
         if floats.get(name) is not None:
-            _set(layer, name, floats[name])
+            set_value(layer, name, floats[name])
 
 
 def _is_codes(layer: Any, name: str) -> bool:
@@ -282,7 +289,7 @@ def _codes(step: Step, plan: Plan, stored: dict[str, Tensor] | None) -> tuple[Te
 def _laid_out(bits: Tensor, plan: Plan, layer: Any, multiplied: bool) -> Tensor:
     """Gives codes as a layer keeps them: packed, where the native kernels multiply by them."""
     device = next((v.device for _, v in leaves(layer) if isinstance(v, tf.Variable)), "")
-    if not multiplied or not runs_native(device):
+    if not multiplied or kernel_here(device) != "native":
         return bits
     return _native.pack(bits, str(plan.weight_codes))
 
@@ -303,106 +310,14 @@ def _policy_variables(layer: Any) -> list[str]:
     return [name for name in (*names, CODES) if name in vars(layer)]
 
 
-def _variable(value: Tensor, name: str) -> tf.Variable:
-    return tf.Variable(
-        value,
-        trainable=False,
-        name=name,
-        # Replicas compute the same value.
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-
-
-def _beside(layer: Any) -> Any:
-    """Gives a scope in which variables are made where the module's own are."""
-    for _, variable in leaves(layer):
-        if isinstance(variable, tf.Variable):
-            return _beside_variable(variable)
-    return contextlib.nullcontext()
-
-
-def _beside_variable(variable: tf.Variable) -> Any:
-    strategy = getattr(variable, "distribute_strategy", None)
-    if strategy is not None and strategy is not tf.distribute.get_strategy():
-        if strategy.num_replicas_in_sync > 1:
-            return strategy.scope()
-    elif strategy is not None and strategy.num_replicas_in_sync > 1:
-        return contextlib.nullcontext()
-    return tf.device(variable.device)
-
-
 def _put_weight(layer: Any, weight: Tensor, shared: dict[Any, tf.Variable], key: object) -> None:
     """Gives a module its float weight back; modules that share it get one variable."""
     adapter = layer._policy_adapter
     if key not in shared:
         value = tf.transpose(weight) if adapter.transposed else weight
-        with _beside(layer):
+        with beside(layer):
             shared[key] = tf.Variable(value, trainable=layer._policy_trained, name=adapter.weight)
     for name in (CODES, SCALE):
         if name in vars(layer):
             delattr(layer, name)
     setattr(layer, adapter.weight, shared[key])
-
-
-# Places of variables: attributes, or items of lists and dicts that are attributes.
-
-
-def _place(layer: Any, name: str) -> list[str]:
-    """Gives the way to a variable of a portable name."""
-    adapter = adapter_for(base_class(layer))
-    attribute = {portable: own for own, portable in adapter.renamed.items()}.get(name)
-    if attribute is not None:
-        return [attribute]
-    return next(
-        path.split("/")
-        for path, value in leaves(layer)
-        if isinstance(value, tf.Variable) and path.replace("/", ".") == name
-    )
-
-
-def _item(owner: Any, part: str) -> Any:
-    if isinstance(owner, tf.Module):
-        return vars(owner)[part]
-    if isinstance(owner, (list, tuple)):
-        return owner[int(part)]
-    return next(value for key, value in owner.items() if str(key) == part)
-
-
-def _get(layer: Any, name: str) -> tf.Variable:
-    found: Any = layer
-    for part in _place(layer, name):
-        found = _item(found, part)
-    return found
-
-
-def _set_dtype(layer: Any, name: str, dtype: tf.DType, casts: Casts) -> None:
-    """Gives a variable a dtype: a new one takes its place, the same one wherever it was used."""
-    old = _get(layer, name)
-    if old.dtype == dtype:
-        return
-    known, new = casts.get(id(old), (None, None))
-    if known is None or known() is not old:
-        with _beside_variable(old):
-            new = tf.Variable(
-                tf.cast(old, dtype), trainable=old.trainable, name=old.name.partition(":")[0]
-            )
-        casts[id(old)] = (weakref.ref(old), new)
-    *inside, last = _place(layer, name)
-    owner: Any = layer
-    for part in inside:
-        owner = _item(owner, part)
-    if isinstance(owner, tf.Module):
-        setattr(owner, last, new)
-    elif isinstance(owner, list):
-        owner[int(last)] = new
-    else:
-        owner[next(key for key in owner if str(key) == last)] = new
-
-
-def _set(layer: Any, name: str, value: Tensor) -> None:
-    """Gives a variable a value of its portable shape."""
-    adapter = adapter_for(base_class(layer))
-    variable = _get(layer, name)
-    if name == "weight" and adapter.transposed:
-        value = tf.transpose(value)
-    variable.assign(tf.cast(value, variable.dtype))

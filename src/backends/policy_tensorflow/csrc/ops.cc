@@ -21,11 +21,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "call.h"
 #include "plain_rounding.h"
 #include "policy_kernels.h"
-#include "tensorflow_c.h"
-
-using namespace tensorflow_c;
+#include "shapes.h"
 
 namespace {
 
@@ -33,173 +32,15 @@ namespace {
 #define POLICY_EXPANDED(x) POLICY_STRING(x)
 #define POLICY_OP(name) "ImportPolicyCore>" name "V" POLICY_EXPANDED(PK_ABI_VERSION)
 
-Api tf;
 /* Why nothing was registered; "" if all was. */
 char problem[512];
 
-/* The kernels' functions, given by policy_tensorflow_bind: the library that has them is loaded. */
-struct Functions {
-  decltype(&pk_last_error) last_error;
-  decltype(&pk_packed_bytes) packed_bytes;
-  decltype(&pk_pack) pack;
-  decltype(&pk_unpack) unpack;
-  decltype(&pk_encode_f8) encode_f8;
-  decltype(&pk_quantize_rows_f8) quantize_rows_f8;
-  decltype(&pk_dequantize_packed_rows) dequantize_packed_rows;
-  decltype(&pk_linear_s8) linear_s8;
-  decltype(&pk_linear_s8w) linear_s8w;
-  decltype(&pk_linear_f8) linear_f8;
-  decltype(&pk_linear_f8w) linear_f8w;
-};
-
-Functions kernels;
-
 enum Operation { kLinearS8 = 0, kLinearS8w = 1, kLinearF8 = 2, kLinearF8w = 3 };
-
-/* Memory that goes with the call; NULL where there is none. */
-class Scratch {
- public:
-  explicit Scratch(int64_t bytes) {
-    if (posix_memalign(&data_, 64, static_cast<size_t>(bytes > 0 ? bytes : 1)) != 0) {
-      data_ = nullptr;
-    }
-  }
-  ~Scratch() { free(data_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  void* get() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-};
-
-struct Tensor {
-  TF_Tensor* handle = nullptr;
-
-  ~Tensor() {
-    if (handle != nullptr) tf.DeleteTensor(handle);
-  }
-  int rank() const { return tf.NumDims(handle); }
-  int64_t dim(int i) const { return tf.Dim(handle, i); }
-  int64_t last() const { return dim(rank() - 1); }
-  int64_t rows() const {
-    int64_t product = 1;
-    for (int i = 0; i + 1 < rank(); ++i) product *= dim(i);
-    return product;
-  }
-  int64_t elements() const { return rank() == 0 ? 1 : rows() * last(); }
-  TF_DataType type() const { return tf.TensorType(handle); }
-  void* data() const { return tf.TensorData(handle); }
-  const float* floats() const { return static_cast<const float*>(data()); }
-  const uint8_t* bytes() const { return static_cast<const uint8_t*>(data()); }
-};
-
-constexpr int kMaxRank = 32;
-
-/* One call of a kernel: its inputs and outputs, and whether something went wrong. */
-class Call {
- public:
-  explicit Call(TF_OpKernelContext* context) : context_(context), status_(tf.NewStatus()) {}
-  ~Call() {
-    if (!ok()) tf.OpKernelContext_Failure(context_, status_);
-    tf.DeleteStatus(status_);
-  }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
-  bool ok() const { return tf.GetCode(status_) == static_cast<TF_Code>(kOk); }
-
-  void fail(int code, const char* message) {
-    tf.SetStatus(status_, static_cast<TF_Code>(code), message);
-  }
-  /* Fails with a message unless a condition holds; gives the condition. */
-  bool expect(bool condition, const char* message) {
-    if (!condition) fail(kInvalidArgument, message);
-    return condition;
-  }
-  void check(pk_status status) {
-    if (status == PK_ERR_MEMORY) fail(kResourceExhausted, kernels.last_error());
-    if (status == PK_ERR_ARGUMENT) fail(kInvalidArgument, kernels.last_error());
-    if (status == PK_ERR_UNSUPPORTED) fail(kInternal, kernels.last_error());
-  }
-  bool has(const void* memory) {
-    if (memory == nullptr) fail(kResourceExhausted, "policy_tensorflow: there is no memory");
-    return memory != nullptr;
-  }
-
-  bool input(int index, Tensor* tensor) {
-    if (ok()) tf.GetInput(context_, index, &tensor->handle, status_);
-    return ok();
-  }
-  TF_DataType output_type(int index) { return tf.ExpectedOutputDataType(context_, index); }
-
-  bool output(int index, int rank, const int64_t* dims, int64_t item, Tensor* tensor) {
-    int64_t bytes = item;
-    for (int i = 0; i < rank; ++i) bytes *= dims[i];
-    const TF_DataType type = output_type(index);
-    tensor->handle =
-        tf.AllocateOutput(context_, index, type, dims, rank, static_cast<size_t>(bytes), status_);
-    return ok();
-  }
-
- private:
-  TF_OpKernelContext* context_;
-  TF_Status* status_;
-};
 
 /* What a node is made with. */
 struct Attributes {
   int64_t operation = 0, code = 0, x_code = 0, n = 0, k = 0;
 };
-
-/* The pk_dtype of a type of floats, or -1. */
-pk_dtype float_dtype(TF_DataType type) {
-  if (type == static_cast<TF_DataType>(kFloat)) return PK_FLOAT32;
-  if (type == static_cast<TF_DataType>(kBfloat16)) return PK_BFLOAT16;
-  return type == static_cast<TF_DataType>(kHalf) ? PK_FLOAT16 : -1;
-}
-
-int64_t float_bytes(TF_DataType type) { return type == static_cast<TF_DataType>(kFloat) ? 4 : 2; }
-
-int64_t at_least_1(int64_t value) { return value > 0 ? value : 1; }
-
-/* A weight as the kernels read it: as it is where it is packed and its address is a multiple of 64,
- * as TensorFlow's buffers are; else in memory of its own. */
-class Weight {
- public:
-  ~Weight() { free(owned_); }
-
-  const void* prepare(Call* call, const Tensor& given, pk_format code, int64_t n, int64_t k) {
-    int64_t bytes = 0;
-    call->check(kernels.packed_bytes(n, k, &bytes));
-    const bool packed = given.rank() == 1;
-    const char* message = packed ? "policy_tensorflow: expected a packed weight of the size that "
-                                   "the last axis of x and the size of scale give"
-                                 : "policy_tensorflow: expected codes of shape [n, k], with n the "
-                                   "size of scale and k the last axis of x";
-    const bool fits = packed ? given.elements() == bytes
-                             : given.rank() == 2 && given.dim(0) == n && given.dim(1) == k;
-    if (!call->ok() || !call->expect(fits, message)) return nullptr;
-    if (packed && reinterpret_cast<uintptr_t>(given.data()) % 64 == 0) return given.data();
-    if (posix_memalign(&owned_, 64, static_cast<size_t>(bytes)) != 0) owned_ = nullptr;
-    if (!call->has(owned_)) return nullptr;
-    if (packed) {
-      memcpy(owned_, given.data(), static_cast<size_t>(bytes));
-    } else {
-      call->check(kernels.pack(code, n, k, given.data(), at_least_1(k), owned_));
-    }
-    return call->ok() ? owned_ : nullptr;
-  }
-
- private:
-  void* owned_ = nullptr;
-};
-
-bool bound(Call* call) {
-  return call->expect(kernels.pack != nullptr,
-                      "policy_tensorflow: expected `import policy_core` in this process, which "
-                      "gives its operators the kernels");
-}
 
 /* The codes and scales of floats: under one scale where x_scale is [], else one a row. */
 void encode_rows(Call* call, const Tensor& x, const Tensor& x_scale, uint8_t* codes,
@@ -384,68 +225,6 @@ void rows(void* made, TF_OpKernelContext* context) {
   call.check(kernels.dequantize_packed_rows(
       nullptr, ids.elements(), static_cast<const int64_t*>(ids.data()), code, n, k, w,
       scale.floats(), 1, float_dtype(type), y.data(), at_least_1(k)));
-}
-
-/* Shapes. */
-
-class Shape {
- public:
-  Shape() : handle_(tf.NewShapeHandle()) {}
-  ~Shape() { tf.DeleteShapeHandle(handle_); }
-  Shape(const Shape&) = delete;
-  Shape& operator=(const Shape&) = delete;
-  operator TF_ShapeHandle*() const { return handle_; }
-
- private:
-  TF_ShapeHandle* handle_;
-};
-
-bool good(const TF_Status* status) { return tf.GetCode(status) == static_cast<TF_Code>(kOk); }
-
-/* [...] of input `x`, all of its axes or all but the last, with those of input `tail` behind. */
-void shape_from(TF_ShapeInferenceContext* context, int output, int x, bool whole, int tail,
-                TF_Status* status) {
-  Shape given, leading, behind, result;
-  tf.ShapeInferenceContextGetInput(context, x, given, status);
-  if (!good(status) || !tf.ShapeInferenceContextRankKnown(context, given)) return;
-  if (!whole) {
-    tf.ShapeInferenceContextWithRankAtLeast(context, given, 1, given, status);
-    if (good(status)) {
-      tf.ShapeInferenceContextSubshape(context, given, 0, -1, leading, status);
-    }
-  }
-  if (!good(status)) return;
-  if (tail >= 0) {
-    tf.ShapeInferenceContextGetInput(context, tail, behind, status);
-    if (good(status)) tf.ShapeInferenceContextWithRank(context, behind, 1, behind, status);
-    if (good(status)) {
-      tf.ShapeInferenceContextConcatenateShapes(context, leading, behind, result, status);
-    }
-    if (good(status)) tf.ShapeInferenceContextSetOutput(context, output, result, status);
-  } else {
-    tf.ShapeInferenceContextSetOutput(context, output, whole ? given : leading, status);
-  }
-}
-
-void shape_linear(TF_ShapeInferenceContext* context, TF_Status* status) {
-  tf.ShapeInferenceContextSetUnknownShape(context, status);
-  if (good(status)) shape_from(context, 0, 0, false, 3, status);
-}
-
-void shape_encode(TF_ShapeInferenceContext* context, TF_Status* status) {
-  tf.ShapeInferenceContextSetUnknownShape(context, status);
-  if (good(status)) shape_from(context, 0, 0, true, -1, status);
-}
-
-void shape_quantize_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
-  tf.ShapeInferenceContextSetUnknownShape(context, status);
-  if (good(status)) shape_from(context, 0, 0, true, -1, status);
-  if (good(status)) shape_from(context, 1, 0, false, -1, status);
-}
-
-/* Sizes that attributes give, which shape functions cannot read: Python sets these shapes. */
-void shape_unknown(TF_ShapeInferenceContext* context, TF_Status* status) {
-  tf.ShapeInferenceContextSetUnknownShape(context, status);
 }
 
 /* Registration. */
