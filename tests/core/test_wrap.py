@@ -306,8 +306,6 @@ def test_backend_may_read_rules_of_its_framework(
     """A backend with `rules_of` gives what a policy of its framework's own means for its sites."""
     backend = pc.backend("numpy")
     rules = {"0": "int8_from_float32"}
-    monkeypatch.setattr(
-        type(backend), "rules_of", lambda self, policy, sites: rules, raising=False
-    )
+    monkeypatch.setattr(type(backend), "rules_of", lambda self, policy, sites: rules, raising=False)
     pc.wrap(aliased, object())
     assert [row.asked for row in pc.report(aliased).rows] == ["int8_from_float32", "float32"]

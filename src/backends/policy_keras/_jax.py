@@ -48,8 +48,8 @@ def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
 def linear(
     plan: Plan, shape: tuple[int, int], x: Array, tensors: Tensors, training: bool
 ) -> tuple[Array, Tensors]:
-    how = _layers.recipe(plan, training)
-    return _layers.linear(how, x, tensors)
+    made: tuple[Array, Tensors] = _layers.linear(_layers.recipe(plan, training), x, tensors)
+    return made
 
 
 def rows(plan: Plan, shape: tuple[int, int], ids: Array, stored: Array, scale: Array) -> Array:
