@@ -272,3 +272,40 @@ def test_tied_weight_that_both_layers_train_may_stay() -> None:
     tied = pc.wrap(pn.Sequential([table, head]), "float8_from_mixed_bfloat16")
     assert [row.quantized for row in pc.report(tied).rows] == [False, True]
     assert table.tensors["weight"] is head.tensors["weight"]
+
+
+@pytest.fixture
+def aliased(monkeypatch: pytest.MonkeyPatch) -> pn.Sequential:
+    """A model whose second layer has another name, and whose backend reads rules of its own."""
+    backend = pc.backend("numpy")
+    walk = backend.walk
+
+    def walk_aliased(network: object) -> list[object]:
+        sites = walk(network)
+        sites[1].aliases = ("net/second",)
+        return sites
+
+    monkeypatch.setattr(type(backend), "walk", lambda self, network: walk_aliased(network))
+    return pn.Sequential([pn.Dense(4, 4, seed=0), pn.Dense(4, 4, seed=1)])
+
+
+def test_rules_may_use_an_alias_letter_for_letter(aliased: pn.Sequential) -> None:
+    """A rule that is an alias means its layer; a pattern never matches one; the path comes first."""
+    pc.wrap(aliased, {"net/second": "int8_from_float32"})
+    assert [row.asked for row in pc.report(aliased).rows] == ["float32", "int8_from_float32"]
+    pc.unwrap(aliased)
+    with pytest.raises(UnmatchedRuleError):
+        pc.wrap(aliased, {"net/.*": "int8_from_float32"})
+    pc.wrap(aliased, {"net/second": "bfloat16", "1": "int8_from_float32"})
+    assert pc.report(aliased).rows[1].asked == "int8_from_float32"
+
+
+def test_backend_may_read_rules_of_its_framework(
+    aliased: pn.Sequential, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend with `rules_of` gives what a policy of its framework's own means for its sites."""
+    backend = pc.backend("numpy")
+    rules = {"0": "int8_from_float32"}
+    monkeypatch.setattr(type(backend), "rules_of", lambda self, policy, sites: rules, raising=False)
+    pc.wrap(aliased, object())
+    assert [row.asked for row in pc.report(aliased).rows] == ["int8_from_float32", "float32"]

@@ -7,7 +7,7 @@ import keras
 
 from policy_core._backend import Site, Step
 
-from . import _casting, _quantize, _saving, _walk, _wrap
+from . import _casting, _quantize, _walk, _wrap
 from ._adapters import LayerAdapter as LayerAdapter
 from ._adapters import register_layer as register_layer
 from ._keras import KerasTensor, KerasVariable
@@ -79,4 +79,3 @@ __all__ = [
     "register_layer",
     "to_keras",
 ]
-assert _saving  # configs of wrapped layers are read from now on

@@ -66,7 +66,8 @@ def register_layer(cls: type, adapter: LayerAdapter) -> None:
         TypeError: `cls` is no such class, or `adapter` no `LayerAdapter`.
         ValueError: `cls` is registered already with another adapter.
     """
-    if not (isinstance(cls, type) and issubclass(cls, keras.Layer)):
+    given: object = cls
+    if not (isinstance(given, type) and issubclass(given, keras.Layer)):
         raise TypeError(f"Expected a subclass of keras.Layer. Received: {shorten(cls)}")
     if not isinstance(adapter, LayerAdapter):
         raise TypeError(f"Expected a policy_keras.LayerAdapter. Received: {shorten(adapter)}")

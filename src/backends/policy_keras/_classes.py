@@ -182,5 +182,5 @@ def _default_get_config(mixin: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable("policy_core", "Wrapped")
-class _Unknown(Changed):
-    """What configs of wrapped layers are read by before a class of any was made."""
+class _First(Changed):
+    """What reads configs of wrapped layers before a class of any was made."""

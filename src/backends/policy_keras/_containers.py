@@ -125,7 +125,8 @@ def _settle_one(layer: Any, unwrapped: set[int]) -> None:
     if len(sources) == 1:
         fields.setdefault("_policy_plain_dtype", fields["_dtype_policy"])
         fields["_dtype_policy"] = keras.DTypePolicy(sources.pop())
-    if not isinstance(layer, (*_keras.GRAPHS, Container)):
+    # Subclasses of Keras's graphs may make their layers anew too, as the models of keras_hub do.
+    if base_class(layer) not in _keras.GRAPHS and not isinstance(layer, Container):
         object.__setattr__(layer, "__class__", wrapped_class(Container, base_class(layer)))
 
 

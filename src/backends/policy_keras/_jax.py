@@ -48,8 +48,8 @@ def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
 def linear(
     plan: Plan, shape: tuple[int, int], x: Array, tensors: Tensors, training: bool
 ) -> tuple[Array, Tensors]:
-    how = _layers.recipe(plan, training)
-    return _layers.linear(how, x, tensors)
+    y, state = _layers.linear(_layers.recipe(plan, training), x, tensors)
+    return y, state
 
 
 def rows(plan: Plan, shape: tuple[int, int], ids: Array, stored: Array, scale: Array) -> Array:
@@ -59,7 +59,8 @@ def rows(plan: Plan, shape: tuple[int, int], ids: Array, stored: Array, scale: A
 
 
 def frozen_weight(plan: Plan, tensors: Tensors) -> tuple[Array, Array]:
-    return _layers.frozen_weight(_layers.recipe(plan), tensors)
+    codes, scale = _layers.frozen_weight(_layers.recipe(plan), tensors)
+    return codes, scale
 
 
 class GradientState(keras.Variable):  # type: ignore[misc]  # it is JAX's kind of variable here

@@ -18,7 +18,7 @@ from keras.src.utils import python_utils
 from keras.src.utils.naming import to_snake_case as to_snake_case
 
 GRAPHS = (keras.Sequential, Functional)
-"""Models that list their layers, and write each one's config by itself."""
+"""Models that list their layers; these classes themselves write each layer's config."""
 
 
 def held(variable: Any) -> Any:

@@ -63,7 +63,7 @@ def to_keras(policy: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable("policy_core", "DTypePolicy")
-class NamedPolicy(keras.DTypePolicy):
+class NamedPolicy(keras.DTypePolicy):  # type: ignore[misc]  # Keras has no types
     """A policy that Keras has no class for, where Keras wants a policy of its own.
 
     Keras takes it for its source: layers that read it compute in floats until they are wrapped.

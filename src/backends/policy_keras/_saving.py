@@ -16,12 +16,12 @@ from policy_core.errors import ConfigError
 
 from . import _containers, _keras
 from ._adapters import adapter_for
+from ._change import become
 from ._classes import VERSION, Wrapped, base_class, wrapped_class
 from ._kernels import FRAMEWORK, PRODUCTS
 from ._layers import KeepsCodes
 from ._stored import SCALE, codes_variable, quantized_tensors
 from ._walk import spec_of, tensors_of, walk
-from ._wrap import become
 
 
 def rebuild(config: dict[str, Any]) -> Any:

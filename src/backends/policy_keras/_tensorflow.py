@@ -22,14 +22,14 @@ def kernel_table(tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
     return device, kernels.kernel_table(device)
 
 
-def _packs(plan: Plan, multiplies: bool) -> bool:
-    return multiplies and kernels.is_native(plan.kernel)
+def _kernel(tensor: Any) -> kernels.Kernel:
+    return kernels.kernel_here(getattr(tensor, "device", "") or "")
 
 
 def store(codes: Any, plan: Plan, multiplies: bool) -> tuple[str, Any]:
     # As bits: TensorFlow's operators know few of the code dtypes.
     bits = _plain.as_bits(codes)
-    if _packs(plan, multiplies):
+    if multiplies and _kernel(bits) == "native":
         return PACKED, _native.pack(bits, str(plan.weight_codes))
     return CODES, bits
 
@@ -45,9 +45,8 @@ def linear(
     if x.shape[-1] is None:
         x = tf.ensure_shape(x, [*([None] * (x.shape.rank - 1)), shape[1]])
     weight, bias, dtype = tensors["weight"], tensors.get("bias"), TF_DTYPES[plan.compute_dtype]
-    native = kernels.runs_native(getattr(weight, "device", None))
     if plan.trainable:
-        return _trainable(plan, x, tensors, training, native), {}
+        return _trainable(plan, x, tensors, training), {}
     x_scale = None
     if plan.delayed and plan.input_codes is not None:
         x_scale = delayed_scale(_state(tensors, "input"), x, plan.input_codes, False)
@@ -61,12 +60,12 @@ def linear(
         codes=str(plan.weight_codes),
         dtype=dtype,
         x_scale=x_scale,
-        native=native,
+        kernel=_kernel(weight),
     )
     return y, {}
 
 
-def _trainable(plan: Plan, x: Any, tensors: Tensors, training: bool, native: bool) -> Any:
+def _trainable(plan: Plan, x: Any, tensors: Tensors, training: bool) -> Any:
     weight = tensors["weight"]
     x_scale = weight_scale = state = None
     moving = training and plan.delayed
@@ -86,7 +85,7 @@ def _trainable(plan: Plan, x: Any, tensors: Tensors, training: bool, native: boo
         weight_scale=weight_scale,
         gradient_scale=output_scale(state, moving),
         dtype=TF_DTYPES[plan.compute_dtype],
-        native=native,
+        kernel=_kernel(weight),
     )
 
 
@@ -103,7 +102,7 @@ def rows(plan: Plan, shape: tuple[int, int], ids: Any, stored: Any, scale: Any) 
         shape=shape,
         codes=str(plan.weight_codes),
         dtype=TF_DTYPES[plan.compute_dtype],
-        native=kernels.runs_native(getattr(stored, "device", None)),
+        kernel=_kernel(stored),
     )
 
 

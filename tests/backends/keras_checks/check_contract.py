@@ -43,13 +43,15 @@ class TestKeras(BackendContract):
     backend_name = "keras"
 
     def linear(self, weight, bias):
-        layer = keras.layers.Dense(weight.shape[0], use_bias=bias is not None)
+        # Zeros first: random numbers would be compiled for each shape on JAX.
+        options = {"use_bias": bias is not None, "kernel_initializer": "zeros"}
+        layer = keras.layers.Dense(weight.shape[0], **options)
         layer.build((None, weight.shape[1]))
         layer.set_weights([weight.T] if bias is None else [weight.T, bias])
         return layer
 
     def embedding(self, table):
-        layer = keras.layers.Embedding(*table.shape)
+        layer = keras.layers.Embedding(*table.shape, embeddings_initializer="zeros")
         layer.build()
         layer.set_weights([table])
         return layer

@@ -100,8 +100,26 @@ def written():
     return model
 
 
+@keras.saving.register_keras_serializable("policy_core_tests")
+class Backbone(keras.Model):
+    """A functional model that makes its layers from its arguments, as those of keras_hub do."""
+
+    def __init__(self, width=8, **kwargs):
+        ids = keras.Input((5,), dtype="int32")
+        x = Block(width, name="first")(keras.layers.Embedding(20, width)(ids))
+        super().__init__(inputs=ids, outputs=keras.layers.Dense(3)(x), **kwargs)
+        self.width = width
+
+    def get_config(self):
+        return {"name": self.name, "trainable": self.trainable, "width": self.width}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
 IDS = np.arange(15).reshape(3, 5).astype(np.int32)
-MODELS = (functional, sequential, written)
+MODELS = (functional, sequential, written, Backbone)
 
 
 def state_of(model):

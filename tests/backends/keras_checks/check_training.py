@@ -49,7 +49,7 @@ def state_of(model):
 
 
 @pytest.mark.parametrize(
-    ("mode", "source"), zip(MODES, ("float32", "mixed_bfloat16") * 3, strict=False)
+    ("mode", "source"), list(zip(MODES, ("float32", "mixed_bfloat16") * 3, strict=False))
 )
 def test_fit_evaluate_predict(mode, source):
     """Every mode trains what it can train, and answers the same from predict and a call."""
