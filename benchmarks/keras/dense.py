@@ -11,12 +11,15 @@ Dense wrapped in int8_from_float32. On TensorFlow TFLite's dynamic-range int8 ta
 """
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,25 +99,29 @@ def on_tensorflow(layer: Any) -> Bind:
 
     def bind(x: Any) -> Callable[[], Any]:
         tensor = tf.constant(x)
-        return lambda: call(tensor).numpy()
+        return lambda: call(tensor)
 
     return bind
 
 
 def tflite(n: int, k: int, m: int) -> Bind:
     """Gives TFLite's dynamic-range int8 of the same Dense, for one number of rows."""
+    import keras
     import tensorflow as tf
 
-    layer = dense(n, k)
-    function = tf.function(layer).get_concrete_function(tf.TensorSpec((m, k), tf.float32))
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([function], layer)
+    model = keras.Sequential([keras.Input((k,)), dense(n, k)])
+    converter = tf.lite.TFLiteConverter.from_keras_model(model)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    interpreter = tf.lite.Interpreter(
-        model_content=converter.convert(), num_threads=os.cpu_count() or 1
-    )
-    interpreter.allocate_tensors()
+    # It prints where it saves the model on the way.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+        content = converter.convert()
+        interpreter = tf.lite.Interpreter(model_content=content, num_threads=os.cpu_count() or 1)
+    # A byte a weight: some ways to convert keep the weights as floats, silently.
+    assert n * k < len(content) < 2 * n * k, len(content)
     into = interpreter.get_input_details()[0]["index"]
     out = interpreter.get_output_details()[0]["index"]
+    interpreter.resize_tensor_input(into, (m, k))
+    interpreter.allocate_tensors()
 
     def bind(x: Any) -> Callable[[], Any]:
         def call() -> Any:

@@ -10,7 +10,7 @@ from policy_torch import _native
 from policy_torch._autograd import codes_linear, float8_linear, packed_linear
 from policy_torch._float8 import GradientScale, delayed_scale, is_training_call
 from policy_torch._kernels import kernel_table as torch_kernel_table
-from policy_torch._kernels import rows_packed
+from policy_torch._kernels import packed_rows
 from policy_torch._kernels import unpack as unpack_codes
 from policy_torch._layers import as_rows, autocast_off
 from policy_torch._ops import TORCH_DTYPES
@@ -59,7 +59,7 @@ def linear(
             scale = tensors["weight_scale"].reshape(() if plan.delayed else (-1,))
             weight = tensors["weight"]
             if weight.dtype == torch.uint8:
-                y = packed_linear(rows, x_scale, weight, n, scale, bias, plan)
+                y = packed_linear(rows, x_scale, weight, shape, scale, bias, plan)
             else:
                 y = codes_linear(rows, x_scale, weight, scale, bias, plan)
     return (y if x.ndim == 2 else y.reshape(*x.shape[:-1], n)), {}
@@ -97,15 +97,13 @@ def rows(
     scale: torch.Tensor,
 ) -> torch.Tensor:
     kind = TORCH_DTYPES[str(plan.weight_codes)]
+    dtype = TORCH_DTYPES[plan.compute_dtype]
     if stored.dtype == torch.uint8:
-        found = rows_packed(ids.flatten(), stored, *shape, kind, scale.reshape(-1))
-        found = found.reshape(*ids.shape, shape[1])
-    else:
-        ids = ids.long()
-        # By their bits: float8 has no look-up of its own.
-        codes = torch.nn.functional.embedding(ids, stored.view(torch.uint8)).view(kind)
-        found = codes.float() * torch.nn.functional.embedding(ids, scale)
-    return found.to(TORCH_DTYPES[plan.compute_dtype])
+        return packed_rows(ids, stored, *shape, kind, scale, dtype)
+    ids = ids.long()
+    # By their bits: float8 has no look-up of its own.
+    codes = torch.nn.functional.embedding(ids, stored.view(torch.uint8)).view(kind)
+    return (codes.float() * torch.nn.functional.embedding(ids, scale)).to(dtype)
 
 
 def frozen_weight(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
