@@ -13,8 +13,9 @@ from policy_core._plan import Plan, TensorSpec
 from . import _keras, _takeover
 from ._adapters import adapter_for, form_of
 from ._classes import Wrapped, base_class, wrapped_class
+from ._containers import Holder
 from ._kernels import CODES, PACKED, PRODUCTS
-from ._layers import KeepsCodes, Quantized, mixin_for
+from ._layers import FloatLayer, KeepsCodes, Quantized, mixin_for
 from ._policies import as_keras
 from ._stored import GRADIENT_STATE, SCALE, Stored, float_tensors, quantized_tensors, state_specs
 
@@ -41,6 +42,8 @@ def become(
     plan, base = wrapping.plan, base_class(layer)
     adapter = adapter_for(base)
     mixin = mixin_for(plan, adapter)
+    if mixin is FloatLayer and _keras.sublayers(layer):
+        mixin = Holder
     fields = vars(layer)
     if not isinstance(layer, Wrapped):
         _remember(layer, adapter, plain)

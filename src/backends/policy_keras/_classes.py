@@ -117,6 +117,8 @@ def entry_of(layer: Any) -> dict[str, Any]:
     return {
         "policy": serialize(plan.asked),
         "frozen": frozen,
+        # Why it is a float although its policy is not: only what is around it may tell.
+        "left_out": "" if plan.quantized or not layer._policy_adapter.weight else plan.note,
         "bytes_before": wrapping.bytes_before,
     }
 

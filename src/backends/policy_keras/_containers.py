@@ -14,6 +14,7 @@ import keras
 
 from . import _keras
 from ._classes import Changed, Wrapped, base_class, entry_of, wrapped_class
+from ._layers import FloatLayer
 from ._walk import walk
 
 
@@ -55,6 +56,10 @@ class Container(Changed):
             from ._saving import settle_pending  # it makes these classes
 
             settle_pending(self)
+
+
+class Holder(Container, FloatLayer):
+    """A container with variables of its own, and so a layer under a policy too."""
 
 
 def holders(model: Any) -> list[Any]:

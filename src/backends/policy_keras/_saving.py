@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -111,7 +112,9 @@ def attach(layer: Any, kept: dict[str, Any]) -> None:
             TensorSpec(s.name, s.shape, dtype if is_castable_float(s.dtype) else s.dtype)
             for s in specs
         )
-    made = plan(policy, spec_of(layer, adapter, "", tensors, specs), bool(kept.get("frozen")))
+    spec = spec_of(layer, adapter, "", tensors, specs)
+    spec = replace(spec, left_out=spec.left_out or str(kept.get("left_out", "")))
+    made = plan(policy, spec, bool(kept.get("frozen")))
     zeros = {
         spec.name: FRAMEWORK.from_numpy(
             np.full(spec.shape, float(spec.name.endswith("_scale")), _numpy_dtype(spec.dtype))

@@ -273,6 +273,21 @@ def test_norms_compute_in_float32(layer):
     assert np.isfinite(array(y)).all() or layer.name.startswith("group")
 
 
+def test_layer_inside_spectral_normalization(tmp_path):
+    """A Dense whose kernel its wrapper writes to is left out, also after it was loaded."""
+    dense = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+    model = keras.Sequential([keras.Input((8,)), dense])
+    pc.wrap(model, "int8_from_mixed_bfloat16")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        (row,) = [row for row in pc.report(each).rows if row.layer == "Dense"]
+        assert "writes to its kernel" in row.note
+        assert not row.quantized
+    x = RANDOM.standard_normal((3, 8)).astype(np.float32)
+    assert np.array_equal(array(model(x)), array(loaded(x)))
+
+
 def test_recurrent_layers_follow_the_source():
     """An LSTM has no quantized form: it computes in the source's compute dtype."""
     layer = keras.layers.LSTM(4)

@@ -29,7 +29,7 @@ def array(tensor):
 
 @keras.saving.register_keras_serializable("policy_core_tests")
 class Block(keras.layers.Layer):
-    """A block as users write them: its layers are made in the constructor and by name."""
+    """A block as users write them: layers from the constructor, and a variable of its own."""
 
     def __init__(self, width, **kwargs):
         super().__init__(**kwargs)
@@ -44,12 +44,13 @@ class Block(keras.layers.Layer):
         for step in self.steps:
             step.build((*shape[:-1], self.width))
         self.norm.build((*shape[:-1], self.width))
+        self.gain = self.add_weight(shape=(self.width,), name="gain", initializer="ones")
 
     def call(self, x, training=None):
         y = x + self.drop(self.attention(x, x), training=training)
         for step in self.steps:
             y = step(y)
-        return self.norm(x + y)
+        return self.norm(x + y) * self.gain
 
     def get_config(self):
         return {**super().get_config(), "width": self.width}
