@@ -1,5 +1,5 @@
 /* The part of torch's stable C interface that the operators use, declared anew so that nothing of
- * torch is needed to build. tests/backends/test_torch_stable.py compares it with torch's own headers.
+ * torch is needed to build. tests/backends/test_torch_stable.py compares it with torch's headers.
  *
  * Every function gives 0, or an error code after which its outputs hold nothing, unless it says
  * otherwise. The interface is that of torch 2.10, which keeps it for two years at least.
