@@ -32,7 +32,7 @@ _FUNCTIONS = (
     "pk_packed_bytes",
     "pk_pack",
     "pk_unpack",
-    "pk_encode_f8",
+    "pk_encode_rows_f8",
     "pk_quantize_rows_f8",
     "pk_dequantize_packed_rows",
     "pk_linear_s8",

@@ -21,7 +21,7 @@ struct Functions {
   decltype(&pk_packed_bytes) packed_bytes;
   decltype(&pk_pack) pack;
   decltype(&pk_unpack) unpack;
-  decltype(&pk_encode_f8) encode_f8;
+  decltype(&pk_encode_rows_f8) encode_rows_f8;
   decltype(&pk_quantize_rows_f8) quantize_rows_f8;
   decltype(&pk_dequantize_packed_rows) dequantize_packed_rows;
   decltype(&pk_linear_s8) linear_s8;

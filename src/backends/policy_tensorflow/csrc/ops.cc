@@ -50,7 +50,8 @@ void encode_rows(Call* call, const Tensor& x, const Tensor& x_scale, uint8_t* co
   const int64_t m = x.rows(), k = x.last(), stride = at_least_1(k);
   if (x_scale.rank() == 0) {
     scales[0] = x_scale.floats()[0];
-    call->check(kernels.encode_f8(PK_F8_E4M3FN, m * k, x.floats(), scales[0], codes));
+    call->check(kernels.encode_rows_f8(nullptr, PK_F8_E4M3FN, m, k, x.floats(), stride, scales, 0,
+                                       codes, stride));
   } else {
     call->check(
         kernels.quantize_rows_f8(PK_F8_E4M3FN, m, k, x.floats(), stride, codes, stride, scales));
@@ -148,8 +149,11 @@ void encode(void* made, TF_OpKernelContext* context) {
   int64_t dims[kMaxRank];
   for (int i = 0; i < x.rank(); ++i) dims[i] = x.dim(i);
   if (!call.output(0, x.rank(), dims, 1, &codes)) return;
-  call.check(kernels.encode_f8(static_cast<pk_format>(attributes.code), x.elements(), x.floats(),
-                               scale.floats()[0], static_cast<uint8_t*>(codes.data())));
+  const bool scalar = x.rank() == 0;
+  const int64_t m = scalar ? 1 : x.rows(), k = scalar ? 1 : x.last(), stride = at_least_1(k);
+  call.check(kernels.encode_rows_f8(nullptr, static_cast<pk_format>(attributes.code), m, k,
+                                    x.floats(), stride, scale.floats(), 0,
+                                    static_cast<uint8_t*>(codes.data()), stride));
 }
 
 void quantize_rows(void* made, TF_OpKernelContext* context) {
