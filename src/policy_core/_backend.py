@@ -270,7 +270,8 @@ def read_foreign_policy(identifier: object) -> Any:
 
     Backends of frameworks that have policies offer `read_policy`, which does the same.
     """
-    name = _framework(type(identifier))
+    kind: type = type(identifier)
+    name = _framework(kind)
     read = None if name is None else getattr(_load(name), "read_policy", None)
     return None if read is None else read(identifier)
 
