@@ -169,19 +169,15 @@ def _nearest(key: str, paths: list[str]) -> str:
 
 def _policy_of(site: Site, policies: DTypePolicyMap) -> DTypePolicy:
     keys = set(policies)
-    exact = [alias for alias in site.aliases if alias in keys]
-    # A rule that names a path letter for letter comes first, then an alias, then patterns.
-    by_path = {
-        path: policies[exact[0]] if exact and path not in keys else policies[path]
-        for path in site.paths
-    }
-    by_path.update({alias: policies[alias] for alias in exact if not keys & set(site.paths)})
-    if len(set(by_path.values())) > 1:
+    # A rule that is a path comes first, then one that is an alias, then patterns.
+    aliases = [] if keys & set(site.paths) else [a for a in site.aliases if a in keys]
+    named = {name: policies[name] for name in aliases or site.paths}
+    if len(set(named.values())) > 1:
         raise LayerError(
             "A layer that is used in several places must have one policy. Received: "
-            + ", ".join(f"{path!r}: {policy.name}" for path, policy in by_path.items())
+            + ", ".join(f"{name!r}: {policy.name}" for name, policy in named.items())
         )
-    return by_path[site.path]
+    return next(iter(named.values()))
 
 
 def _plan_of(site: Site, policy: DTypePolicy) -> Plan:

@@ -1,7 +1,7 @@
 """The Keras backend on each framework that Keras runs on, each in a process of its own.
 
-`KERAS_BACKEND` is fixed when Keras is imported, so pytest runs once for each framework, over the
-files of `keras_checks`, and each file's outcome is one test here. To run one by hand:
+`KERAS_BACKEND` is fixed when Keras is imported, so pytest runs for each framework over the files of
+`keras_checks`, and each file's outcome is one test here. To run one by hand:
 
     KERAS_BACKEND=jax python -m pytest tests/backends/keras_checks/check_layers.py
 """
@@ -21,13 +21,15 @@ pytest.importorskip("keras")
 FOLDER = Path(__file__).with_name("keras_checks")
 FILES = sorted(path.stem for path in FOLDER.glob("check_*.py"))
 BACKENDS = ("torch", "jax", "tensorflow")
+# Two processes for each framework, so that neither takes minutes: the contract, and all else.
+GROUPS = (("check_contract",), tuple(name for name in FILES if name != "check_contract"))
 
 
 @functools.cache
-def outcomes(backend, folder):
-    """Gives the test cases of a run over all files by file: name, and text of what failed."""
-    report = Path(folder) / "report.xml"
-    paths = [str(FOLDER / f"{name}.py") for name in FILES]
+def outcomes(backend, files, folder):
+    """Gives the test cases of a run over files, by file: name, and text of what failed."""
+    report = Path(folder) / f"{files[0]}.xml"
+    paths = [str(FOLDER / f"{name}.py") for name in files]
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--junitxml={report}"]
     # Small products: more threads would only wait for each other.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "POLICY_NUM_THREADS"), "1")
@@ -42,7 +44,7 @@ def outcomes(backend, folder):
         text=True,
         check=False,
     )
-    found = {name: [] for name in FILES}
+    found = {name: [] for name in files}
     cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
     for case in cases:
         # What cannot be imported has its name where others have the class's.
@@ -60,7 +62,8 @@ def test_keras(backend, file, tmp_path_factory):
         pytest.skip(f"{backend} is not installed")
     folder = tmp_path_factory.getbasetemp() / f"keras-{backend}"
     folder.mkdir(exist_ok=True)
-    found, output = outcomes(backend, folder)
+    group = next(files for files in GROUPS if file in files)
+    found, output = outcomes(backend, group, folder)
     assert found[file], f"no test of {file} ran on {backend}:\n{output}"
     failed = [f"{name}\n{text}" for name, text in found[file] if text]
     assert not failed, f"on {backend}:\n" + "\n\n".join(failed)

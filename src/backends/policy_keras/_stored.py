@@ -1,12 +1,12 @@
 """A layer's variables as files and plans see them: portable names, weights as (out, in)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
-from policy_core._dtypes import standardize_dtype
+from policy_core._dtypes import DTYPES, standardize_dtype
 from policy_core._plan import STATE_SUFFIXES, Plan, TensorSpec
 
 from ._adapters import LayerAdapter, form_of
@@ -47,7 +47,7 @@ class Stored:
             return () if self.part == 0 else (shape[0] - 1,)
         if self.axes is not None:
             return self.axes.file_shape(shape)
-        return (int(np.prod(shape)),) if self.flat else shape
+        return (math.prod(shape),) if self.flat else shape
 
     @property
     def dtype(self) -> str:
@@ -58,11 +58,7 @@ class Stored:
     def nbytes(self) -> int:
         """What it takes, a kernel's padding included."""
         shape = self.shape if self.codes is None else tuple(self.variable.shape)
-        dtype = self.variable._dtype
-        size = 1 if "8" in dtype else keras.backend.standardize_dtype(dtype)
-        if not isinstance(size, int):
-            size = np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize
-        return int(np.prod(shape)) * size
+        return math.prod(shape) * DTYPES[standardize_dtype(self.variable._dtype)].bits // 8
 
     def read(self) -> Any:
         """Gives it in the shape that files have, as a tensor of the framework."""

@@ -115,8 +115,8 @@ def _places(layer: Any) -> dict[int, list[str]]:
 
     for name, value in attributes.items():
         # What starts with `_self_` is TensorFlow's own bookkeeping of the same attributes.
-        ours = name in skipped or name.startswith("_self_") or value is layer._layers
-        if not ours:
+        bookkeeping = name in skipped or name.startswith("_self_") or value is layer._layers
+        if not bookkeeping:
             look(name, value, 3)
     return found
 

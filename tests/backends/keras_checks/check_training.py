@@ -127,7 +127,7 @@ def test_float8_trains_as_well_as_float32():
     losses = {}
     for policy in ("float32", "float8_from_float32", "float8/dynamic_from_float32"):
         model = compiled(policy, keras.optimizers.Adam(0.01))
-        model.fit(X, Y, epochs=30, batch_size=8, verbose=0, shuffle=False)
+        model.fit(X, Y, epochs=15, batch_size=8, verbose=0, shuffle=False)
         losses[policy] = model.evaluate(X, Y, verbose=0)
     assert max(losses.values()) < 1.1 * losses["float32"] + 0.05
 
