@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +26,6 @@ BACKENDS = ("torch", "jax", "tensorflow")
 GROUPS = (("check_contract",), tuple(name for name in FILES if name != "check_contract"))
 
 
-@functools.cache
 def outcomes(backend, files, folder):
     """Gives the test cases of a run over files, by file: name, and text of what failed."""
     report = Path(folder) / f"{files[0]}.xml"
@@ -54,6 +54,14 @@ def outcomes(backend, files, folder):
     return found, ran.stdout[-3000:] + ran.stderr[-3000:]
 
 
+@functools.cache
+def runs(backend, folder):
+    """Starts the processes for a framework beside each other, and gives their futures by file."""
+    pool = ThreadPoolExecutor(len(GROUPS))
+    futures = {group: pool.submit(outcomes, backend, group, folder) for group in GROUPS}
+    return {file: future for group, future in futures.items() for file in group}
+
+
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_keras(backend, file, tmp_path_factory):
@@ -62,8 +70,7 @@ def test_keras(backend, file, tmp_path_factory):
         pytest.skip(f"{backend} is not installed")
     folder = tmp_path_factory.getbasetemp() / f"keras-{backend}"
     folder.mkdir(exist_ok=True)
-    group = next(files for files in GROUPS if file in files)
-    found, output = outcomes(backend, group, folder)
+    found, output = runs(backend, folder)[file].result()
     assert found[file], f"no test of {file} ran on {backend}:\n{output}"
     failed = [f"{name}\n{text}" for name, text in found[file] if text]
     assert not failed, f"on {backend}:\n" + "\n\n".join(failed)
