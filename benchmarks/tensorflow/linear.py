@@ -1,10 +1,11 @@
 """Times one linear layer of n by k under every policy, against TensorFlow's own and the raw kernel.
 
 Every contender takes its turn in each round, so that a noisy moment of the machine falls on all of
-them; the table has medians in microseconds. All are called through a `tf.function` with an unknown
+them; a turn is up to 20 calls in a row, or one with --cold, when other contenders' weights have
+taken the caches. The table has medians in microseconds. All are called through a `tf.function` with an unknown
 batch size, except the raw kernel, one eager call, one under `jit_compile=True` and TFLite.
 
-    python benchmarks/tensorflow/linear.py [--shape N K] [--rows M ...] [--rounds R]
+    python benchmarks/tensorflow/linear.py [--shape N K] [--rows M ...] [--rounds R] [--cold]
 """
 
 import argparse
@@ -23,6 +24,8 @@ import policy_kernels
 import policy_tensorflow
 
 Call = Callable[[tf.Tensor], object]
+
+TURN_SECONDS = 0.05
 
 POLICIES = (
     "int8_from_float32",
@@ -99,38 +102,48 @@ def contenders(n: int, k: int, skip: list[str]) -> dict[str, Call]:
     return {name: make() for name, make in makers.items() if name not in skip}
 
 
-def measure(calls: dict[str, Call], x: tf.Tensor, rounds: int) -> dict[str, float]:
+def turn(call: Call, x: tf.Tensor, cold: bool) -> list[float]:
+    """Gives the times of one turn: up to 20 calls in a row, or one."""
+    times: list[float] = []
+    while len(times) < (1 if cold else 20) and sum(times) < TURN_SECONDS:
+        start = time.perf_counter()
+        call(x)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def measure(calls: dict[str, Call], x: tf.Tensor, rounds: int, cold: bool) -> dict[str, float]:
     """Gives the median time in microseconds of each call."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
-        np.asarray(call(x))
+        call(x)
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
-            np.asarray(call(x))
-            taken[name].append(time.perf_counter() - start)
+            taken[name] += turn(call, x, cold)
     return {name: statistics.median(times) * 1e6 for name, times in taken.items()}
 
 
 def main() -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", type=int, nargs=2, default=(4096, 4096), metavar=("N", "K"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128, 512], metavar="M")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--cold", action="store_true", help="one call in each turn")
     parser.add_argument("--skip", nargs="*", default=[], help="names of contenders to leave out")
     given = parser.parse_args()
     n, k = given.shape
     calls = contenders(n, k, given.skip)
     kernel = policy_kernels.kernel_name("linear_s8") if policy_kernels.available() else "none"
-    print(
-        f"{n} x {k}, {os.cpu_count()} CPUs, tensorflow {tf.__version__}, kernel {kernel}; microseconds"
-    )
-    print(f"{'M':>5} " + " ".join(f"{name:>16.16}" for name in calls))
+    print(f"{os.cpu_count()} CPUs, tensorflow {tf.__version__}, kernel {kernel}; microseconds")
+    times = {}
     for m in given.rows:
         x = tf.constant(np.random.default_rng(m).standard_normal((m, k), np.float32))
-        times = measure(calls, x, given.rounds)
-        print(f"{m:>5} " + " ".join(f"{times[name]:>16.0f}" for name in calls), flush=True)
+        times[m] = measure(calls, x, given.rounds, given.cold)
+    width = max(map(len, calls))
+    print(f"\n{f'{n} x {k}':<{width}} " + " ".join(f"{f'M = {m}':>9}" for m in times))
+    for name in calls:
+        print(f"{name:<{width}} " + " ".join(f"{of[name]:>9.0f}" for of in times.values()))
 
 
 if __name__ == "__main__":
