@@ -6,10 +6,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
-from policy_jax import _native
+from policy_jax import _kernels, _native
 
 CSRC = Path(__file__).parents[2] / "src/backends/policy_jax/csrc"
 FIELDS = {
@@ -106,3 +107,31 @@ class TestHandler:
         np.testing.assert_array_equal(self.call(x, packed, jnp.ones(4)), plain)
         np.testing.assert_array_equal(_native.unpacked(packed, (4, 8), "int8"), codes)
         np.testing.assert_array_equal(_native.unpacked_inside(packed, (4, 8), "int8"), codes)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (31, 63), (33, 65), (70, 200), (3, 131_080)])
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_rows_of_a_packed_table(shape, dtype):
+    """Rows are read out of a packed table without unpacking it, and are those of the plain one."""
+    if not _native.available():
+        pytest.skip(_native.reason_against())
+    bits = np.random.default_rng(0).integers(-126, 126, shape, np.int8)
+    codes = bits.view(getattr(ml_dtypes, dtype)) if dtype != "int8" else bits
+    ids = jnp.array([[0, shape[0] - 1], [shape[0] // 2, 0]])
+    packed = _native.packed(jnp.asarray(codes))
+    found = jax.jit(_native.packed_rows, static_argnums=(2, 3))(packed, ids, shape, dtype)
+    np.testing.assert_array_equal(np.asarray(found).view(np.int8), bits[np.asarray(ids)])
+
+
+def test_ids_outside_a_table():
+    """Negative ids count from the end and others outside give NaN, as in `jnp.take`."""
+    codes = jnp.arange(1, 7, dtype=jnp.int8).reshape(3, 2)
+    scale = jnp.array([[1.0], [2.0], [3.0]])
+    ids = jnp.array([0, 2, -1, -3, -4, 3])
+    wanted = jnp.take(codes * scale, ids, axis=0, mode="fill")
+    found = _kernels.rows(codes, scale, ids, jnp.float32)
+    np.testing.assert_array_equal(found, wanted)
+    if _native.available():
+        packed = _native.packed(codes)
+        found = _kernels.packed_rows(packed, (3, 2), "int8", scale, ids, jnp.float32)
+        np.testing.assert_array_equal(found, wanted)

@@ -201,5 +201,24 @@ def rows(codes: Array, scale: Array, ids: Array, dtype: jnp.dtype) -> Array:
         ids: Integers of any shape; one outside the table gives a row of NaN, as in `jnp.take`.
         dtype: The dtype of the result.
     """
-    found = jnp.take(codes, ids, axis=0, mode="clip").astype(jnp.float32)
-    return rounded(found * jnp.take(scale, ids, axis=0, mode="fill")).astype(dtype)
+    found = jnp.take(codes, _places(ids, codes.shape[0]), axis=0, mode="clip")
+    return _scaled_rows(found, scale, ids, dtype)
+
+
+def packed_rows(
+    packed: Array, shape: tuple[int, int], codes: str, scale: Array, ids: Array, dtype: jnp.dtype
+) -> Array:
+    """Gives what `rows` gives, of a table of a shape and of a dtype of codes, packed."""
+    found = _native.packed_rows(packed, _places(ids, shape[0]), shape, codes)
+    return _scaled_rows(found, scale, ids, dtype)
+
+
+def _places(ids: Array, count: int) -> Array:
+    """Gives ids counted from the front, as `jnp.take` counts negative ones, within the table."""
+    return jnp.clip(jnp.where(ids < 0, ids + count, ids), 0, max(count - 1, 0))
+
+
+def _scaled_rows(found: Array, scale: Array, ids: Array, dtype: jnp.dtype) -> Array:
+    # An id outside the table has the scale NaN.
+    by = jnp.take(scale, ids, axis=0, mode="fill")
+    return rounded(found.astype(jnp.float32) * by).astype(dtype)

@@ -36,6 +36,8 @@ _FUNCTIONS = (
 )
 _FLOATS = ("float32", "bfloat16", "float16")
 _ALIGNMENT = 64
+BLOCK, HALF = 64, 16
+"""Of a packed weight: k in a block of a panel, and channels in one of its two halves."""
 
 
 @functools.cache
@@ -106,6 +108,26 @@ def unpacked(packed: Array, shape: tuple[int, ...], dtype: str) -> Array:
 def unpacked_inside(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
     """Gives the codes that were packed, as a computation: inside jit, for the backward pass."""
     return _unpack_call(shape, dtype)(packed)
+
+
+def packed_rows(packed: Array, ids: Array, shape: tuple[int, int], dtype: str) -> Array:
+    """Gives rows of the codes that were packed, as a computation that reads no others.
+
+    Args:
+        packed: What `packed` gave.
+        ids: Integers of any shape, at least 0 and less than n.
+        shape: (n, k).
+        dtype: The dtype of the codes.
+    """
+    column = np.arange(shape[1], dtype=np.int32)
+    block = PANEL * BLOCK
+    # docs/kernels.md has a picture of a panel: what says what it is, sums, then its blocks.
+    first = packed.shape[1] - -(-shape[1] // BLOCK) * block
+    place = first + column // BLOCK * block + column % BLOCK // 4 * (4 * HALF) + column % 4
+    channel = (ids % PANEL).astype(np.int32)[..., None]
+    place = place + channel // HALF * (block // 2) + channel % HALF * 4
+    bits = packed[(ids // PANEL)[..., None], place]
+    return jax.lax.bitcast_convert_type(bits, numpy_dtype(dtype))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ an output gradient is known in the backward pass alone, and comes out as the var
 which Keras's optimizers write into variables with `overwrite_with_gradient`.
 """
 
+import functools
 import weakref
 from typing import Any
 
@@ -15,9 +16,9 @@ import keras
 from policy_core._plan import Plan
 from policy_core._scaling import AmaxState
 from policy_jax import _delayed, _layers, _native
-from policy_jax._kernels import is_native
+from policy_jax._kernels import is_native, packed_rows
 from policy_jax._kernels import kernel_table as jax_kernel_table
-from policy_jax._ops import Array, platform
+from policy_jax._ops import Array, numpy_dtype, platform
 from policy_jax._sites import on_cpu, single_device
 
 from ._keras import scope_of_values
@@ -53,9 +54,17 @@ def linear(
 
 
 def rows(plan: Plan, shape: tuple[int, int], ids: Array, stored: Array, scale: Array) -> Array:
-    if _native.is_packed(stored):
-        stored = _native.unpacked_inside(stored, shape, str(plan.weight_codes))
-    return _layers.embedding(stored, scale, ids, plan.compute_dtype)
+    if not _native.is_packed(stored):
+        return _layers.embedding(stored, scale, ids, plan.compute_dtype)
+    return _packed_rows(shape, str(plan.weight_codes), plan.compute_dtype, stored, scale, ids)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _packed_rows(
+    shape: tuple[int, int], codes: str, dtype: str, packed: Array, scale: Array, ids: Array
+) -> Array:
+    scale = jax.lax.stop_gradient(scale)
+    return packed_rows(packed, shape, codes, scale, ids, numpy_dtype(dtype))
 
 
 def frozen_weight(plan: Plan, tensors: Tensors) -> tuple[Array, Array]:
