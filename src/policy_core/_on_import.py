@@ -4,14 +4,16 @@ A program that was saved with TensorFlow asks for its operators when it is loade
 may do nothing with this package but import it. The framework itself is never imported here.
 """
 
-import importlib.abc
-import importlib.machinery
 import sys
 import types
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from . import _backend
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 
 def load_with(framework: str) -> None:
@@ -27,15 +29,18 @@ def load_with(framework: str) -> None:
         _load(framework)
 
 
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds one module as the finders after it do, and loads its backend after it."""
+class _Watcher:
+    """Finds one module as the finders after it do, and loads its backend after it.
+
+    A finder by its method alone: `importlib.abc` would cost every import of this package 4 ms.
+    """
 
     def __init__(self, framework: str) -> None:
         self.framework = framework
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> "ModuleSpec | None":
         if name != self.framework:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
