@@ -194,6 +194,24 @@ def test_absent_instructions_are_named() -> None:
     assert "smaller, not faster" in table["linear_f8"][1]
     assert not _scaled_mm.supported("cpu")
     assert not _emulation.int_mm_is_exact("mps")
+    assert "torch._int_mm" in table["linear_s8"][1]
+    assert "torch._scaled_mm" in table["linear_f8"][1]
+
+
+def test_probe_gives_the_reason_in_torchs_words() -> None:
+    """A probe that torch refuses gives torch's message; other errors are not passed over."""
+
+    def refused() -> bool:
+        raise NotImplementedError("Could not run 'aten::_int_mm'\nmore")
+
+    def broken() -> bool:
+        raise TypeError("wrong arguments")
+
+    assert _emulation.failure_of(refused) == "Could not run 'aten::_int_mm'"
+    assert _emulation.failure_of(lambda: False) == "its result is not exact"
+    assert _emulation.failure_of(lambda: True) == ""
+    with pytest.raises(TypeError):
+        _emulation.failure_of(broken)
 
 
 @pytest.mark.skipif(not _native.outruns_torch("linear_s8"), reason="no native kernels that pack")

@@ -182,8 +182,9 @@ def _embedding(layer: Any, ids: Array, out_sharding: Any = None) -> Array:
 
 def _check_out_sharding(out_sharding: Any) -> None:
     if out_sharding is not None:
+        # The kernels' calls are spread as their operands are; flax would pass this to a dot.
         raise NotImplementedError(
-            f"A quantized layer takes no out_sharding yet. Received: {out_sharding!r}. "
+            f"A quantized layer takes no out_sharding. Received: {out_sharding!r}. "
             "Use jax.lax.with_sharding_constraint, or jax.sharding.reshard, on its output."
         )
 

@@ -4,6 +4,7 @@ Each gives what docs/numerics.md says. For int8 the sums are exact, so the bits 
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -80,20 +81,42 @@ def padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return result
 
 
+def failure_of(probe: Callable[[], bool]) -> str:
+    """Says why an operator of torch cannot be used on a device, in torch's words; `""` if it can.
+
+    Args:
+        probe: Runs the operator, and says whether its result is right.
+    """
+    try:
+        return "" if probe() else "its result is not exact"
+    except torch.OutOfMemoryError:
+        raise  # it says nothing about the operator
+    except RuntimeError as error:
+        # torch knows which devices have an operator only by trying. Nothing is lost: the report
+        # names what runs instead, and this reason.
+        return str(error).partition("\n")[0]
+
+
 @functools.cache
-def int_mm_is_exact(device_type: str) -> bool:
-    """Says whether `torch._int_mm` runs on a device and gives exact sums.
+def int_mm_failure(device_type: str) -> str:
+    """Says why `torch._int_mm` is not used on a device; `""` if it runs there with exact sums.
 
     Measured on the values with which instructions that saturate in between go wrong.
     """
     if device_type not in ("cpu", "cuda"):
-        return False
-    try:
+        return "torch._int_mm is used on CPUs and on CUDA"
+
+    def probe() -> bool:
         x = torch.full((32, 512), -127, dtype=torch.int8, device=device_type)
         codes = torch.full((64, 512), 127, dtype=torch.int8, device=device_type)
         return bool((torch._int_mm(x, codes.t()) == -127 * 127 * 512).all())
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return False
+
+    return failure_of(probe)
+
+
+def int_mm_is_exact(device_type: str) -> bool:
+    """Says whether `torch._int_mm` runs on a device and gives exact sums."""
+    return not int_mm_failure(device_type)
 
 
 def linear_w(

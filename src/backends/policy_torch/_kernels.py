@@ -187,8 +187,16 @@ def _kernel(operation: str, device: str) -> tuple[str, str]:
         return "linear_s8_int_mm", ""
     if operation == "linear_f8" and _scaled_mm.supported(device):
         return "linear_f8_scaled_mm", ""
-    reason = "the device has no such instruction" if device != "cpu" else _why_not_native()
+    reason = _why_not_native() if device == "cpu" else _why_no_codes(operation, device)
     return f"{operation}_torch", f"smaller, not faster: decoded and multiplied as floats ({reason})"
+
+
+def _why_no_codes(operation: str, device: str) -> str:
+    if operation == "linear_s8":
+        return _emulation.int_mm_failure(device)
+    if operation == "linear_f8":
+        return _scaled_mm.failure(device)
+    return f"no routine multiplies codes by floats on {device!r}"
 
 
 def _why_not_native() -> str:

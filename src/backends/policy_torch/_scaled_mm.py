@@ -4,19 +4,26 @@ import functools
 
 import torch
 
-from ._emulation import padded, scale_product, scaled
+from ._emulation import failure_of, padded, scale_product, scaled
 
 
 @functools.cache
-def supported(device: str) -> bool:
-    """Says whether `torch._scaled_mm` multiplies float8 on a kind of device: measured, not guessed."""
+def failure(device: str) -> str:
+    """Says why `torch._scaled_mm` is not used on a kind of device; `""` if it works: measured."""
     if device != "cuda":
-        return False  # the CPU's is there, but slower by far than plain torch on decoded codes
-    try:
+        # The CPU's is there, but slower by far than plain torch on decoded codes.
+        return "torch._scaled_mm is used on CUDA alone"
+
+    def probe() -> bool:
         codes = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)
         return bool((product(codes, codes) == 16).all())
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError):
-        return False
+
+    return failure_of(probe)
+
+
+def supported(device: str) -> bool:
+    """Says whether `torch._scaled_mm` multiplies float8 on a kind of device."""
+    return not failure(device)
 
 
 def linear_f8(
