@@ -121,13 +121,29 @@ def packed_rows(packed: Array, ids: Array, shape: tuple[int, int], dtype: str) -
     """
     column = np.arange(shape[1], dtype=np.int32)
     block = PANEL * BLOCK
-    # docs/kernels.md has a picture of a panel: what says what it is, sums, then its blocks.
-    first = packed.shape[1] - -(-shape[1] // BLOCK) * block
-    place = first + column // BLOCK * block + column % BLOCK // 4 * (4 * HALF) + column % 4
+    place = _first_block(packed, shape[1]) + column // BLOCK * block + column % BLOCK // 4 * (4 * HALF) + column % 4
     channel = (ids % PANEL).astype(np.int32)[..., None]
     place = place + channel // HALF * (block // 2) + channel % HALF * 4
     bits = packed[(ids // PANEL)[..., None], place]
     return jax.lax.bitcast_convert_type(bits, numpy_dtype(dtype))
+
+
+def unpacked_anywhere(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
+    """Gives the codes that were packed, as a computation without a call of the kernels.
+
+    For programs that run where the kernels are not, such as those that TensorFlow takes.
+    """
+    n, k = shape
+    panels = packed.shape[0]
+    blocks = packed[:, _first_block(packed, k) :]
+    blocks = blocks.reshape(panels, -1, PANEL // HALF, BLOCK // 4, HALF, 4)
+    bits = blocks.transpose(0, 2, 4, 1, 3, 5).reshape(panels * PANEL, -1)[:n, :k]
+    return jax.lax.bitcast_convert_type(bits, numpy_dtype(dtype))
+
+
+def _first_block(packed: Array, k: int) -> int:
+    # docs/kernels.md has a picture of a panel: what says what it is, sums, then its blocks.
+    return packed.shape[1] - -(-k // BLOCK) * PANEL * BLOCK
 
 
 @functools.lru_cache(maxsize=4096)

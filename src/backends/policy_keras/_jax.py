@@ -1,11 +1,16 @@
 """Products where Keras runs on JAX; `_kernels.Products` says what each function gives.
 
+`model.export` hands the computation to TensorFlow, which runs no calls of the kernels: there, and there
+alone, XLA's own products are taken.
+
 Keras's JAX trainer keeps variables as values: what a call writes comes out of a scope. The state of
 an output gradient is known in the backward pass alone, and comes out as the variable's gradient,
 which Keras's optimizers write into variables with `overwrite_with_gradient`.
 """
 
 import functools
+import sys
+import warnings
 import weakref
 from typing import Any
 
@@ -25,6 +30,10 @@ from ._keras import scope_of_values
 from ._kernels import CODES, PACKED
 
 Tensors = dict[str, Array]
+_EXPORTED = (
+    "On JAX the exported model multiplies with XLA's own products: it is as small, and not as fast. "
+    "Save it as a .keras file, and export that under KERAS_BACKEND=tensorflow, to keep the kernels."
+)
 
 
 def kernel_table(tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
@@ -49,8 +58,23 @@ def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
 def linear(
     plan: Plan, shape: tuple[int, int], x: Array, tensors: Tensors, training: bool
 ) -> tuple[Array, Tensors]:
-    y, state = _layers.linear(_layers.recipe(plan, training), x, tensors)
+    how = _layers.recipe(plan, training)
+    if how.native and _traced_by_tensorflow():
+        warnings.warn(_EXPORTED, stacklevel=2)
+        how, weight = how._replace(native=False), tensors["weight"]
+        if _native.is_packed(weight):
+            codes = _native.unpacked_anywhere(weight, shape, how.weight_codes)
+            tensors = {**tensors, "weight": codes}
+    y, state = _layers.linear(how, x, tensors)
     return y, state
+
+
+def _traced_by_tensorflow() -> bool:
+    if "tensorflow" not in sys.modules:
+        return False
+    import tensorflow as tf
+
+    return bool(tf.inside_function())
 
 
 def rows(plan: Plan, shape: tuple[int, int], ids: Array, stored: Array, scale: Array) -> Array:
