@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import policy_core as pc
 from policy_core import DTypePolicy
 from policy_core._backend import Site, Step, Wrapping
+from policy_core._forms import Arrange, Axes
 from policy_core._plan import plan
 
-from . import _layers, _native, _sites
-from ._forms import Arrange, Axes, Equation, general
-from ._ops import Array, numpy_dtype
+from . import _forms, _layers, _native, _sites
+from ._forms import general
+from ._ops import SHAPES, Array, numpy_dtype
 from ._quantize import dequantize
 from ._sites import Stored
 
@@ -78,7 +79,7 @@ class QuantizedArray:
                 shape = self.axes.file_shape(self.shape)
                 weight = _native.unpacked_inside(weight, shape, str(made.weight_codes))
             weight = dequantize(weight, self.tensors["weight_scale"], made.variable_dtype)
-        return self.axes.from_file(weight, self.shape)
+        return self.axes.from_file(SHAPES, weight, self.shape)
 
     def __rmatmul__(self, x: Any) -> Array:
         if self.ndim != 2:
@@ -146,9 +147,9 @@ def einsum(equation: str, x: Any, w: Any) -> Array:
     """
     if not isinstance(w, QuantizedArray):
         return jnp.einsum(equation, x, w)
-    parsed = Equation.parse(equation)
+    parsed = _forms.equation(equation)
     _check_axes(w, parsed.axes, equation)
-    return _product(x, w, parsed.arrange(tuple(w.shape[axis] for axis in w.axes.out)))
+    return _product(x, w, parsed.arrange(SHAPES, tuple(w.shape[axis] for axis in w.axes.out)))
 
 
 def dot_general(

@@ -10,7 +10,7 @@ from policy_core._backend import Site, Step
 
 from . import _sites
 from ._equinox_layers import Form, PolicyLayer, form, rebuilt
-from ._ops import Array
+from ._ops import SHAPES, Array
 from ._sites import Stored
 from ._states import Cell, state_of
 
@@ -244,7 +244,7 @@ def _with_arrays(layer: Any, arrays: dict[str, Array], shape: tuple[int, ...] = 
 def _native(name: str, array: Array, what: Form, layer: Any, shape: tuple[int, ...]) -> Array:
     own: Any = getattr(layer, name, None)
     if name == "weight" and what.axes is not None and what.kind == "linear" and not what.left_out:
-        return what.axes.from_file(array, shape or own.shape)
+        return what.axes.from_file(SHAPES, array, shape or own.shape)
     if name == "bias" and what.kind == "linear" and own is None and isinstance(layer, eqx.nn.Conv):
         return array.reshape(-1, *(1,) * layer.num_spatial_dims)
     return array if own is None else array.reshape(own.shape)

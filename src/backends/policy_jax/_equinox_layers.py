@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from policy_core import DTypePolicy
 from policy_core._backend import Wrapping
+from policy_core._forms import OUT_IN, Axes, as_they_are
 from policy_core._plan import LayerKind, TensorSpec
 
 from . import _kernels, _layers
-from ._forms import OUT_IN, Axes, as_they_are, patches, stacked
+from ._forms import patches, stacked
 from ._ops import Array, numpy_dtype
 from ._states import Cell
 

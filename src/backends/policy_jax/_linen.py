@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from flax.core import FrozenDict, unfreeze
 
 from policy_core._backend import Site, Step
+from policy_core._forms import OUT_IN, Axes
 from policy_core._plan import STATE_SUFFIXES
 
 from . import _sites
-from ._forms import OUT_IN, Axes
 from ._linen_layers import FLOAT8, QUANTIZED, LinenLayer, PolicyLinen
 from ._nnx_forms import Form
-from ._ops import Array
+from ._ops import SHAPES, Array
 from ._sites import Stored
 
 _NORM_NAMES = {"scale": "weight", "mean": "running_mean", "var": "running_var"}
@@ -271,7 +271,7 @@ def _write_float(
         shape = before.shape if before is not None and before.shape else stored.array.shape
         node = _at(variables["params"], path)
         assert what.axes is not None
-        node[what.weight] = what.axes.from_file(array, tuple(shape))
+        node[what.weight] = what.axes.from_file(SHAPES, array, tuple(shape))
         return
     native = {file: own for own, file in _NORM_NAMES.items()} if what.kind == "norm" else {}
     own = native.get(name, name)

@@ -11,12 +11,13 @@ from flax import linen as nn
 
 from policy_core import DTypePolicy
 from policy_core._backend import Wrapping
+from policy_core._forms import IN_OUT, OUT_IN, Axes, as_they_are
 from policy_core._plan import Plan, TensorSpec
 
-from . import _kernels, _layers
-from ._forms import IN_OUT, OUT_IN, Axes, Equation, as_they_are, general
+from . import _forms, _kernels, _layers
+from ._forms import general
 from ._nnx_forms import Form, convolution
-from ._ops import Array, numpy_dtype
+from ._ops import SHAPES, Array, numpy_dtype
 
 QUANTIZED = "quantized"
 """The collection of codes and scales: no parameters, so that no optimizer takes them."""
@@ -194,11 +195,11 @@ def _dense_general(module: nn.DenseGeneral) -> Form:
 
 def _einsum(module: nn.Einsum) -> Form:
     try:
-        equation = Equation.parse(module.einsum_str or "")
+        equation = _forms.equation(module.einsum_str or "")
     except ValueError as error:
         return Form(left_out=str(error))
     out_shape = tuple(module.shape[axis] for axis in equation.axes.out)
-    return Form("linear", "kernel", equation.axes, equation.arrange(out_shape))
+    return Form("linear", "kernel", equation.axes, equation.arrange(SHAPES, out_shape))
 
 
 def _tuple(value: Any) -> tuple[int, ...]:
@@ -216,7 +217,7 @@ def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> 
         elif spec.name == "weight" and plan.trainable:
             assert what.axes is not None
             kernel: Array = module.get_variable("params", what.weight)
-            tensors["weight"] = what.axes.to_file(kernel)
+            tensors["weight"] = what.axes.to_file(SHAPES, kernel)
         else:
             of_codes = spec.name in ("weight", "weight_scale") and not plan.trainable
             tensors[spec.name] = module.get_variable(QUANTIZED if of_codes else FLOAT8, spec.name)

@@ -121,7 +121,8 @@ def packed_rows(packed: Array, ids: Array, shape: tuple[int, int], dtype: str) -
     """
     column = np.arange(shape[1], dtype=np.int32)
     block = PANEL * BLOCK
-    place = _first_block(packed, shape[1]) + column // BLOCK * block + column % BLOCK // 4 * (4 * HALF) + column % 4
+    place = _first_block(packed, shape[1]) + column // BLOCK * block
+    place = place + column % BLOCK // 4 * (4 * HALF) + column % 4
     channel = (ids % PANEL).astype(np.int32)[..., None]
     place = place + channel // HALF * (block // 2) + channel % HALF * 4
     bits = packed[(ids // PANEL)[..., None], place]

@@ -20,7 +20,7 @@ from ._nnx_layers import (
     quantized_tensors,
     wrapped_class,
 )
-from ._ops import Array
+from ._ops import SHAPES, Array
 from ._sites import Stored
 
 
@@ -206,7 +206,7 @@ def _write(site: Site, name: str, array: Array) -> None:
     stored = site.tensors[name]
     variable = stored.source
     shape = tuple(variable.get_value().shape)
-    value = stored.axes.from_file(array, shape) if stored.axes else array.reshape(shape)
+    value = stored.axes.from_file(SHAPES, array, shape) if stored.axes else array.reshape(shape)
     if value is not variable.get_value():
         variable.set_value(value)
 
@@ -242,7 +242,7 @@ def _restore(layer: Any, weight: Array, shared: dict[str, nnx.Variable]) -> None
         details = dict(metadata)
         kind = details.pop("")
         assert what.axes is not None
-        shared["param"] = kind.from_metadata(what.axes.from_file(weight, shape), details)
+        shared["param"] = kind.from_metadata(what.axes.from_file(SHAPES, weight, shape), details)
     setattr(layer, what.weight, shared["param"])
 
 

@@ -9,9 +9,12 @@ import jax
 from flax import nnx
 from flax.nnx.nn import dtypes as nnx_dtypes
 
+from policy_core._forms import IN_OUT, OUT_IN, Arrange, Axes, as_they_are
 from policy_core._plan import LayerKind
 
-from ._forms import IN_OUT, OUT_IN, Arrange, Axes, Equation, as_they_are, general, patches, stacked
+from . import _forms
+from ._forms import general, patches, stacked
+from ._ops import SHAPES
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,13 @@ def _linear_general(layer: nnx.LinearGeneral) -> Form:
 
 def _einsum(layer: nnx.Einsum) -> Form:
     try:
-        equation = Equation.parse(layer.einsum_str)
+        equation = _forms.equation(layer.einsum_str)
     except ValueError as error:
         return Form("linear", left_out=str(error))
     out_shape = tuple(layer.kernel_shape[axis] for axis in equation.axes.out)
     if layer.bias_shape is not None and math.prod(layer.bias_shape) != math.prod(out_shape):
         return Form("linear", left_out="its bias is broadcast over the weight's axes")
-    return Form("linear", "kernel", equation.axes, equation.arrange(out_shape))
+    return Form("linear", "kernel", equation.axes, equation.arrange(SHAPES, out_shape))
 
 
 def convolution(layer: Any, kernel_size: tuple[int, ...]) -> Form:

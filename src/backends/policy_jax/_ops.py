@@ -87,6 +87,22 @@ class JaxOps:
 OPS = JaxOps()
 
 
+class Shapes:
+    """JAX's and numpy's side of `policy_core._forms.Shapes`, which says what each function gives."""
+
+    def transpose(self, x: Any, axes: Any) -> Any:
+        return x.transpose(axes)
+
+    def reshape(self, x: Any, newshape: Any) -> Any:
+        return x.reshape(newshape)
+
+    def shape(self, x: Any) -> Any:
+        return x.shape
+
+
+SHAPES = Shapes()
+
+
 def platform(x: Array) -> str:
     """Gives where an array is: `"cpu"`, `"cuda"`, `"tpu"`, …; for tracers the default's."""
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):

@@ -8,13 +8,13 @@ import numpy as np
 
 from policy_core._backend import Site, Step
 from policy_core._dtypes import standardize_dtype
+from policy_core._forms import OUT_IN, Axes
 from policy_core._plan import STATE_SUFFIXES, LayerKind, LayerSpec, Plan, TensorSpec
 
 from . import _delayed, _native
-from ._forms import OUT_IN, Axes
 from ._kernels import is_native, kernel_table
 from ._layers import Recipe, frozen_weight, recipe
-from ._ops import Array, as_numpy, numpy_dtype, placed_like, platform
+from ._ops import SHAPES, Array, as_numpy, numpy_dtype, placed_like, platform
 from ._quantize import dequantize, quantize
 
 
@@ -71,9 +71,9 @@ class Stored:
         if on_cpu(array):
             # As numpy sees it: outside jit each reshape and transpose would be compiled by itself.
             plain = as_numpy(array)
-            plain = self.axes.to_file(plain) if self.axes else plain.reshape(self.shape)
+            plain = self.axes.to_file(SHAPES, plain) if self.axes else plain.reshape(self.shape)
             return placed_like(plain, array)
-        return self.axes.to_file(array) if self.axes else array.reshape(self.shape)
+        return self.axes.to_file(SHAPES, array) if self.axes else array.reshape(self.shape)
 
 
 def layer_spec(

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 import policy_core as pc
 from policy_core._backend import Site, Step
+from policy_core._forms import Axes
 from policy_core._plan import LayerKind
 
 from . import _sites
 from ._arrays import QuantizedArray
-from ._forms import Axes
+from ._ops import SHAPES
 from ._sites import Stored
 
 
@@ -115,9 +116,9 @@ def _changed(step: Step) -> Any:
         if step.wrapping.plan.quantized:
             return QuantizedArray(made, axes, shape, step.wrapping)
     weight = made.get("weight", leaf)
-    return axes.from_file(weight, shape) if axes is not None else weight
+    return axes.from_file(SHAPES, weight, shape) if axes is not None else weight
 
 
 def _plain(site: Site) -> Any:
     leaf = site.layer
-    return leaf.axes.from_file(_sites.plain_tensors(site)["weight"], leaf.shape)
+    return leaf.axes.from_file(SHAPES, _sites.plain_tensors(site)["weight"], leaf.shape)

@@ -11,9 +11,10 @@ from typing import Any
 import keras
 
 from policy_core._dtypes import shorten
+from policy_core._forms import IN_OUT, OUT_IN, Axes, Equation
 from policy_core._plan import LayerKind
 
-from ._forms import IN_OUT, OUT_IN, Axes, Equation, Form, patches
+from ._forms import Form, patches
 from ._keras import set_keras_mask
 
 Linear = Callable[..., Any]
@@ -137,7 +138,7 @@ def _einsum(layer: Any) -> Form:
         a for a in equation.out if a in equation.rhs
     ]
     shape = tuple(layer_kernel_shape(layer)[axis] for axis in equation.axes.out)
-    return Form(equation.axes, equation.arrange(shape), flat)
+    return Form(equation.axes, equation.arrange(keras.ops, shape), flat)
 
 
 def layer_kernel_shape(layer: Any) -> tuple[int, ...]:

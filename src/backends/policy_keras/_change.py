@@ -115,7 +115,7 @@ def _put_weight(layer: Any, adapter: Any, weight: Any, tied: dict[str, Any]) -> 
         with layer._open_name_scope():
             form = form_of(layer, adapter)
             if form is not None:
-                weight = form.axes.from_file(weight, shape)
+                weight = form.axes.from_file(keras.ops, weight, shape)
             dtype = keras.backend.standardize_dtype(weight.dtype)
             variable = keras.Variable(weight, dtype=dtype, **options)
         variable.regularizer, variable.constraint = traits["regularizer"], traits["constraint"]

@@ -94,7 +94,7 @@ class KeepsCodes(Quantized):
         form = self._policy_form
         if form is None:
             return weight
-        return form.axes.from_file(weight, vars(self)["_policy_kernel_shape"])
+        return form.axes.from_file(keras.ops, weight, vars(self)["_policy_kernel_shape"])
 
     def rows(self, ids: Any) -> Any:
         """Gives rows of the weight in the compute dtype."""
@@ -163,7 +163,7 @@ class TrainableLinear(QuantizedLinear):
     def operands(self, plan: Plan) -> dict[str, Any]:
         assert self._policy_form is not None
         kernel = getattr(self, self._policy_adapter.weight)
-        tensors = {"weight": self._policy_form.axes.to_file(raw(kernel))}
+        tensors = {"weight": self._policy_form.axes.to_file(keras.ops, raw(kernel))}
         for spec in state_specs(plan):
             if hasattr(self, spec.name):
                 tensors[spec.name] = held(getattr(self, spec.name))

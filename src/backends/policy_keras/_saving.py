@@ -203,7 +203,7 @@ def _load_plain(layer: Any, store: Any, names: set[str]) -> None:
             own["weight"].variable.assign(value)
             continue
         form = layer._policy_form
-        value = value if form is None else form.axes.to_file(value)
+        value = value if form is None else form.axes.to_file(keras.ops, value)
         codes, scale = FRAMEWORK.quantize(value, plan.weight_codes, plan.scale_axes)
         write_codes(layer, codes)
         getattr(layer, SCALE).assign(scale)

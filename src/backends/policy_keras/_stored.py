@@ -7,10 +7,10 @@ from typing import Any
 import keras
 
 from policy_core._dtypes import DTYPES, standardize_dtype
+from policy_core._forms import Axes
 from policy_core._plan import STATE_SUFFIXES, Plan, TensorSpec
 
 from ._adapters import LayerAdapter, form_of
-from ._forms import Axes
 from ._keras import own_variables, raw
 from ._kernels import CODES, FRAMEWORK, PACKED, PRODUCTS
 
@@ -68,7 +68,7 @@ class Stored:
         if self.part is not None:
             return tensor[self.part]
         if self.axes is not None:
-            return self.axes.to_file(tensor)
+            return self.axes.to_file(keras.ops, tensor)
         return keras.ops.reshape(tensor, self.shape) if self.flat else tensor
 
     def write(self, value: Any) -> None:
@@ -80,7 +80,7 @@ class Stored:
             whole[self.part] = FRAMEWORK.to_numpy(value)
             value = whole
         elif self.axes is not None:
-            value = self.axes.from_file(value, tuple(self.variable.shape))
+            value = self.axes.from_file(keras.ops, value, tuple(self.variable.shape))
         elif self.flat:
             value = keras.ops.reshape(value, tuple(self.variable.shape))
         self.variable.assign(value)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 
 import keras
 import numpy as np
@@ -11,6 +10,9 @@ import pytest
 
 import policy_core as pc
 import policy_keras
+
+# Of jax2tf, for how Keras calls it.
+pytestmark = pytest.mark.filterwarnings("ignore:The `native_serialization`:DeprecationWarning")
 
 BACKEND = keras.config.backend()
 X = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
@@ -81,12 +83,7 @@ def export(wrapped, file):
     if KERNELS:
         wrapped.export(file, verbose=False)
     else:
-        with (
-            pytest.warns(UserWarning, match="KERAS_BACKEND=tensorflow, to keep the kernels"),
-            warnings.catch_warnings(),
-        ):
-            # Of jax2tf, in Keras's own call.
-            warnings.filterwarnings("ignore", "The `native_ser", DeprecationWarning)
+        with pytest.warns(UserWarning, match="KERAS_BACKEND=tensorflow, to keep the kernels"):
             wrapped.export(file, verbose=False)
 
 
@@ -123,7 +120,9 @@ def test_unknown_sizes(tmp_path):
     export(wrapped, tmp_path / "saved")
     x = np.random.default_rng(0).integers(0, 20, (2, 7)).astype(np.int32)
     wanted = array(wrapped(x))
-    np.testing.assert_allclose(served(tmp_path / "saved", tmp_path, x), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        served(tmp_path / "saved", tmp_path, x), wanted, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="elsewhere the exported program has the kernels")

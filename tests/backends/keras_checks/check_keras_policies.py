@@ -6,6 +6,7 @@ import pytest
 
 import policy_core as pc
 import policy_keras
+from policy_core._forms import OUT_IN
 from policy_core.errors import AlreadyWrappedError, UnmatchedRuleError
 from policy_core.testing import same_bits
 
@@ -179,8 +180,8 @@ def test_int8_layers_are_taken_over(name, mode):
     (site,) = policy_keras.backend.walk(layer)
     ours = array(site.tensors["weight"].read())
     form = layer._policy_form
-    axes = policy_keras._forms.OUT_IN if form is None else form.axes
-    assert same_bits(ours, array(axes.to_file(policy_keras.backend.from_numpy(codes))))
+    axes = OUT_IN if form is None else form.axes
+    assert same_bits(ours, array(axes.to_file(keras.ops, policy_keras.backend.from_numpy(codes))))
     scale = array(site.tensors["weight_scale"].read()).reshape(-1)
     assert same_bits(scale, np.float32(1) / theirs.astype(np.float32))
     largest = np.abs(exact).max()

@@ -62,7 +62,7 @@ def test_einsum_dense(equation, out, bias, shape, mode):
 @pytest.mark.parametrize(
     ("equation", "out", "shape", "said"),
     [
-        ("abc,bce->abe", (4, 5), (3, 4, 6), "batch axis in its kernel"),
+        ("abc,bce->abe", (4, 5), (3, 4, 6), "batch axis in its weight"),
         ("abc,cd->ad", 5, (3, 4, 6), "sums an axis of the input alone"),
     ],
 )
