@@ -186,6 +186,32 @@ def check_explicit_mesh(failures):
         failures.append(("explicit", "embedding", y.sharding))
 
 
+def check_out_sharding(failures):
+    """A quantized nnx layer gives its output in the sharding that a call asks for, as a plain one."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"))
+    x, ids = inputs(8, 32), jnp.arange(8)
+    linear, embed = nnx.Linear(32, 64, rngs=nnx.Rngs(0)), nnx.Embed(16, 32, rngs=nnx.Rngs(0))
+    for policy in ("float32", "int8_from_float32", "float8/dynamic_from_float32"):
+        pc.wrap(linear, policy, on_wrapped="replace")
+        pc.wrap(embed, policy.replace("/dynamic", "/weight_only"), on_wrapped="replace")
+        calls = ((linear, x), (embed, ids), (embed.attend, x))
+        wanted = [call(given) for call, given in calls]
+        with jax.set_mesh(mesh):
+            parts = [nnx.split(layer) for layer in (linear, embed)]
+            one, two = (
+                nnx.merge(g, jax.tree.map(lambda a: jax.device_put(a, NamedSharding(mesh, P())), s))
+                for g, s in parts
+            )
+            for (call, given), value in zip(
+                ((one, x), (two, ids), (two.attend, x)), wanted, strict=True
+            ):
+                given = jax.device_put(given, NamedSharding(mesh, P("data")))
+                for spec in (P("data", "model"), P(None, "model"), P(None, None)):
+                    y = nnx.jit(lambda x, call=call, spec=spec: call(x, out_sharding=spec))(given)
+                    if y.sharding.spec != spec or not np.allclose(y, value, rtol=1e-5, atol=1e-5):
+                        failures.append((policy, "out_sharding", spec, y.sharding))
+
+
 def trained(mesh, wraps_first):
     """The losses of some float8 training steps on an explicit mesh."""
     layer = nnx.Linear(32, 64, rngs=nnx.Rngs(0))
@@ -291,6 +317,7 @@ def main():
         check_wrapped_first(failures)
     check_channels_that_fill_no_panels(failures)
     check_explicit_mesh(failures)
+    check_out_sharding(failures)
     check_explicit_training(failures)
     check_training(failures)
     check_data_parallel_state(failures)

@@ -93,11 +93,10 @@ class PolicyEmbed(PolicyModule):
             return self._policy_class.attend(self, query, out_sharding)
         if not plan.quantized:
             return _float_call(self, "attend", (query, out_sharding), {})
-        _check_out_sharding(out_sharding)
         query = _layers.cast_nest(query, plan.compute_dtype)
         codes, scale = self.weight[...], self.weight_scale[...]
         y = _kernels.linear_weight_only(query, codes, scale.reshape(-1), None)
-        return y.astype(numpy_dtype(plan.compute_dtype))
+        return _placed(y.astype(numpy_dtype(plan.compute_dtype)), out_sharding)
 
 
 @functools.cache
@@ -148,7 +147,6 @@ def quantized_tensors(layer: Any) -> dict[str, Stored]:
 
 def _linear(layer: Any, arrange: Any, x: Array, *rest: Any, **kwargs: Any) -> Array:
     out_sharding = kwargs.pop("out_sharding", rest[-1] if rest else None)
-    _check_out_sharding(out_sharding)
     if kwargs or any(value is not None for value in rest):
         raise TypeError(
             f"A quantized {layer._policy_class.__name__} takes its input alone. Received: "
@@ -163,7 +161,7 @@ def _linear(layer: Any, arrange: Any, x: Array, *rest: Any, **kwargs: Any) -> Ar
     if training and rows.size:
         for name, value in state.items():
             getattr(layer, name).set_value(value)
-    return finish(y)
+    return _placed(finish(y), out_sharding)
 
 
 def _operand(tensor: Stored) -> Array:
@@ -172,21 +170,17 @@ def _operand(tensor: Stored) -> Array:
 
 
 def _embedding(layer: Any, ids: Array, out_sharding: Any = None) -> Array:
-    _check_out_sharding(out_sharding)
     if not jax.numpy.issubdtype(ids.dtype, jax.numpy.integer):
         raise ValueError(f"Expected integer ids. Received dtype {ids.dtype}.")
     plan = layer._policy_wrapping.plan
     codes, scale = layer.weight[...], layer.weight_scale[...]
-    return _layers.embedding(codes, scale, ids, plan.compute_dtype)
+    y = _layers.embedding(codes, scale, ids, plan.compute_dtype)
+    return _placed(y, out_sharding)
 
 
-def _check_out_sharding(out_sharding: Any) -> None:
-    if out_sharding is not None:
-        # The kernels' calls are spread as their operands are; flax would pass this to a dot.
-        raise NotImplementedError(
-            f"A quantized layer takes no out_sharding. Received: {out_sharding!r}. "
-            "Use jax.lax.with_sharding_constraint, or jax.sharding.reshard, on its output."
-        )
+def _placed(y: Array, out_sharding: Any) -> Array:
+    # Products are spread as their operands are, not as flax would have a dot do it.
+    return y if out_sharding is None else jax.sharding.reshard(y, out_sharding)
 
 
 def _float_call(layer: Any, method: str, args: Any, kwargs: Any) -> Any:
