@@ -6,7 +6,8 @@ from typing import Literal
 
 from ._dtypes import DTYPES, is_castable_float, is_float
 from ._modes import Scheme
-from ._policies import DTypePolicy, QuantizedFloat8DTypePolicy
+from ._policies import DTypePolicy
+from ._quantized_policies import QuantizedFloat8DTypePolicy
 from .errors import NoKernelError
 
 LayerKind = Literal["linear", "embedding", "norm", "other"]

@@ -9,8 +9,9 @@ read.
 from typing import Any
 
 from ._dtypes import did_you_mean, shorten, standardize_dtype
-from ._policies import POLICY_CLASSES, DTypePolicy, FloatDTypePolicy, parse_policy
+from ._policies import DTypePolicy, FloatDTypePolicy
 from ._policy_map import DTypePolicyMap
+from ._quantized_policies import POLICY_CLASSES, parse_policy
 from ._registry import custom_object_scope, find_class, registered_keys, registered_name
 from .errors import ConfigError
 

@@ -28,8 +28,9 @@ from ._contract_models import ReferenceHooks as _ReferenceHooks
 from ._contract_state import StateContract as _StateContract
 from ._contract_wrap import RULES as RULES
 from ._contract_wrap import WrapContract as _WrapContract
-from ._policies import DTypePolicy, QuantizedFloat8DTypePolicy
+from ._policies import DTypePolicy
 from ._policy_map import DTypePolicyMap
+from ._quantized_policies import QuantizedFloat8DTypePolicy
 from ._serialization import get
 
 __all__ = [

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from policy_jax import _kernels, _native
+from policy_jax import _kernels, _native, _packed
 
 CSRC = Path(__file__).parents[2] / "src/backends/policy_jax/csrc"
 FIELDS = {
@@ -102,11 +102,11 @@ class TestHandler:
         """A packed weight and its plain codes give the same bits; unpacking gives the codes."""
         codes = jnp.asarray(np.random.default_rng(0).integers(-127, 128, (4, 8), np.int8))
         x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 8), np.float32))
-        packed = _native.packed(codes)
+        packed = _packed.packed(codes)
         plain = self.call(x, codes, jnp.ones(4))
         np.testing.assert_array_equal(self.call(x, packed, jnp.ones(4)), plain)
-        np.testing.assert_array_equal(_native.unpacked(packed, (4, 8), "int8"), codes)
-        np.testing.assert_array_equal(_native.unpacked_inside(packed, (4, 8), "int8"), codes)
+        np.testing.assert_array_equal(_packed.unpacked(packed, (4, 8), "int8"), codes)
+        np.testing.assert_array_equal(_packed.unpacked_inside(packed, (4, 8), "int8"), codes)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (31, 63), (33, 65), (70, 200), (3, 131_080)])
@@ -118,8 +118,8 @@ def test_rows_of_a_packed_table(shape, dtype):
     bits = np.random.default_rng(0).integers(-126, 126, shape, np.int8)
     codes = bits.view(getattr(ml_dtypes, dtype)) if dtype != "int8" else bits
     ids = jnp.array([[0, shape[0] - 1], [shape[0] // 2, 0]])
-    packed = _native.packed(jnp.asarray(codes))
-    found = jax.jit(_native.packed_rows, static_argnums=(2, 3))(packed, ids, shape, dtype)
+    packed = _packed.packed(jnp.asarray(codes))
+    found = jax.jit(_packed.packed_rows, static_argnums=(2, 3))(packed, ids, shape, dtype)
     np.testing.assert_array_equal(np.asarray(found).view(np.int8), bits[np.asarray(ids)])
 
 
@@ -132,6 +132,6 @@ def test_ids_outside_a_table():
     found = _kernels.rows(codes, scale, ids, jnp.float32)
     np.testing.assert_array_equal(found, wanted)
     if _native.available():
-        packed = _native.packed(codes)
+        packed = _packed.packed(codes)
         found = _kernels.packed_rows(packed, (3, 2), "int8", scale, ids, jnp.float32)
         np.testing.assert_array_equal(found, wanted)

@@ -155,7 +155,7 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
 def test_a_library_that_lacks_a_function_is_refused(monkeypatch):
     """All functions are looked up when the library is loaded."""
     folder = str(pk.build_info().library.parent)
-    monkeypatch.setitem(_loader._SIGNATURES, "pk_linear_s9", _loader._SIGNATURES["pk_linear_s8"])
+    monkeypatch.setitem(_loader.SIGNATURES, "pk_linear_s9", _loader.SIGNATURES["pk_linear_s8"])
     with pytest.raises(pk.KernelsBrokenError, match="pk_linear_s9"):
         _loader.load([folder], None)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from policy_core._backend import Site, Step
 
-from . import _casting, _native, _quantize, _sites, _wrap
+from . import _casting, _native, _packed, _quantize, _sites, _wrap
 from ._arrays import QuantizedArray as QuantizedArray
 from ._arrays import dot as dot
 from ._arrays import dot_general as dot_general
@@ -83,7 +83,7 @@ def register() -> str:
 
 def export_checks() -> list[Any]:
     """Gives the `disabled_checks` that let `jax.export.export` write calls of the kernels."""
-    names = (_native.TARGET, _native.UNPACK_TARGET, _native.ENCODE_TARGET)
+    names = (_native.TARGET, _packed.UNPACK_TARGET, _native.ENCODE_TARGET)
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
 
 

@@ -12,7 +12,7 @@ from policy_core._backend import Site, Step, Wrapping
 from policy_core._forms import Arrange, Axes
 from policy_core._plan import plan
 
-from . import _forms, _layers, _native, _sites
+from . import _forms, _layers, _packed, _sites
 from ._forms import general
 from ._ops import SHAPES, Array, numpy_dtype
 from ._quantize import dequantize
@@ -75,9 +75,9 @@ class QuantizedArray:
         """Gives the weight as floats, in its own shape and the variable dtype."""
         made, weight = self.wrapping.plan, self.tensors["weight"]
         if not made.trainable:
-            if _native.is_packed(weight):
+            if _packed.is_packed(weight):
                 shape = self.axes.file_shape(self.shape)
-                weight = _native.unpacked_inside(weight, shape, str(made.weight_codes))
+                weight = _packed.unpacked_inside(weight, shape, str(made.weight_codes))
             weight = dequantize(weight, self.tensors["weight_scale"], made.variable_dtype)
         return self.axes.from_file(SHAPES, weight, self.shape)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 import policy_kernels
 
-from . import _native
+from . import _native, _packed
 from ._ops import Array, numpy_dtype, rounded
 from ._quantize import dequantize, quantize
 
@@ -209,7 +209,7 @@ def packed_rows(
     packed: Array, shape: tuple[int, int], codes: str, scale: Array, ids: Array, dtype: jnp.dtype
 ) -> Array:
     """Gives what `rows` gives, of a table of a shape and of a dtype of codes, packed."""
-    found = _native.packed_rows(packed, _places(ids, shape[0]), shape, codes)
+    found = _packed.packed_rows(packed, _places(ids, shape[0]), shape, codes)
     return _scaled_rows(found, scale, ids, dtype)
 
 

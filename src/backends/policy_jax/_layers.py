@@ -11,7 +11,7 @@ from policy_core._casting import convert
 from policy_core._plan import STATE_SUFFIXES, Plan
 from policy_core._scaling import AmaxState
 
-from . import _delayed, _kernels, _native
+from . import _delayed, _kernels, _native, _packed
 from ._kernels import Operand
 from ._ops import OPS, Array, numpy_dtype
 from ._quantize import encode, quantize
@@ -152,8 +152,8 @@ def _backward(how: Recipe, residuals: Any, cotangents: Any) -> tuple[Array, dict
     if multiplied is not None:
         result["weight"] = multiply(multiplied, (leading, leading)).astype(variable_dtype)
     column = scale if scale.ndim == 0 else scale[:, None]
-    if _native.is_packed(codes):
-        codes = _native.unpacked_inside(codes, how.shape, how.weight_codes)
+    if _packed.is_packed(codes):
+        codes = _packed.unpacked_inside(codes, how.shape, how.weight_codes)
     dx = multiply((codes, column), ((dy.ndim - 1,), (0,)))
     # None is every dtype's "no gradient": float0 for integer codes, zeros for scales and states.
     return dx.astype(numpy_dtype(how.compute_dtype)), {name: result.get(name) for name in names}

@@ -1,8 +1,7 @@
-"""The CPU kernels as XLA FFI calls: packed weights, and how vmap and sharding see the calls."""
+"""The CPU kernels as XLA FFI calls, and how vmap and sharding see the calls."""
 
 import ctypes
 import functools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ import numpy as np
 import policy_kernels
 from policy_kernels import _loader
 
-from ._ops import Array, as_numpy, numpy_dtype, placed_like
-from ._spread import CHANNELS, PANEL, row_names, spread
+from ._ops import Array, numpy_dtype
+from ._packed import CODES, UNPACK_TARGET, is_packed
+from ._spread import CHANNELS, row_names, spread
 
-TARGET, UNPACK_TARGET = "policy_jax_linear", "policy_jax_unpack"
-ENCODE_TARGET = "policy_jax_encode"
+TARGET, ENCODE_TARGET = "policy_jax_linear", "policy_jax_encode"
 """The targets' names in XLA, which exported programs and their safety checks name."""
 LIBRARY_NAME = "libpolicy_jax.so"
 OPERATIONS = {"linear_s8": 0, "linear_s8w": 1, "linear_f8": 2, "linear_f8w": 3}
-# Numbers of policy_kernels.h: pk_format.
-_CODES = {"float8_e4m3fn": 0, "float8_e5m2": 1, "int8": 2}
 _FUNCTIONS = (
     "pk_last_error",
     "pk_packed_bytes",
@@ -35,9 +32,6 @@ _FUNCTIONS = (
     "pk_linear_f8w",
 )
 _FLOATS = ("float32", "bfloat16", "float16")
-_ALIGNMENT = 64
-BLOCK, HALF = 64, 16
-"""Of a packed weight: k in a block of a panel, and channels in one of its two halves."""
 
 
 @functools.cache
@@ -76,90 +70,6 @@ def available() -> bool:
     return not reason_against()
 
 
-def packed(codes: Array) -> Array:
-    """Gives codes of shape (n, k) as the kernels read them: uint8 of shape (panels, bytes).
-
-    A panel is 32 channels, so that the first axis may be spread over devices as `n` may.
-    """
-    plain = np.ascontiguousarray(as_numpy(codes))
-    native = policy_kernels._loader.library()
-    n, k = plain.shape
-    panels = -(-n // PANEL)
-    memory = _aligned((panels, _bytes(2 * PANEL, k) - _bytes(PANEL, k)))
-    code = _CODES[plain.dtype.name]
-    _loader.check(native.pk_pack(code, n, k, plain.ctypes.data, k, memory.ctypes.data))
-    return placed_like(memory, codes)
-
-
-def unpacked(packed: Array, shape: tuple[int, ...], dtype: str) -> Array:
-    """Gives the codes that were packed, of a shape (n, k) and a dtype."""
-    memory = as_numpy(packed)
-    if memory.ctypes.data % _ALIGNMENT:
-        copy = _aligned(memory.shape)
-        copy[...] = memory
-        memory = copy
-    codes = np.empty(shape, numpy_dtype(dtype))
-    native = policy_kernels._loader.library()
-    n, k = shape
-    _loader.check(native.pk_unpack(_CODES[dtype], n, k, memory.ctypes.data, codes.ctypes.data, k))
-    return placed_like(codes, packed)
-
-
-def unpacked_inside(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
-    """Gives the codes that were packed, as a computation: inside jit, for the backward pass."""
-    return _unpack_call(shape, dtype)(packed)
-
-
-def packed_rows(packed: Array, ids: Array, shape: tuple[int, int], dtype: str) -> Array:
-    """Gives rows of the codes that were packed, as a computation that reads no others.
-
-    Args:
-        packed: What `packed` gave.
-        ids: Integers of any shape, at least 0 and less than n.
-        shape: (n, k).
-        dtype: The dtype of the codes.
-    """
-    column = np.arange(shape[1], dtype=np.int32)
-    block = PANEL * BLOCK
-    place = _first_block(packed, shape[1]) + column // BLOCK * block
-    place = place + column % BLOCK // 4 * (4 * HALF) + column % 4
-    channel = (ids % PANEL).astype(np.int32)[..., None]
-    place = place + channel // HALF * (block // 2) + channel % HALF * 4
-    bits = packed[(ids // PANEL)[..., None], place]
-    return jax.lax.bitcast_convert_type(bits, numpy_dtype(dtype))
-
-
-def unpacked_anywhere(packed: Array, shape: tuple[int, int], dtype: str) -> Array:
-    """Gives the codes that were packed, as a computation without a call of the kernels.
-
-    For programs that run where the kernels are not, such as those that TensorFlow takes.
-    """
-    n, k = shape
-    panels = packed.shape[0]
-    blocks = packed[:, _first_block(packed, k) :]
-    blocks = blocks.reshape(panels, -1, PANEL // HALF, BLOCK // 4, HALF, 4)
-    bits = blocks.transpose(0, 2, 4, 1, 3, 5).reshape(panels * PANEL, -1)[:n, :k]
-    return jax.lax.bitcast_convert_type(bits, numpy_dtype(dtype))
-
-
-def _first_block(packed: Array, k: int) -> int:
-    # docs/kernels.md has a picture of a panel: what says what it is, sums, then its blocks.
-    return packed.shape[1] - -(-k // BLOCK) * PANEL * BLOCK
-
-
-@functools.lru_cache(maxsize=4096)
-def _unpack_call(shape: tuple[int, int], dtype: str) -> Any:
-    n, k = shape
-
-    def unpack(n: int, packed: Array) -> Array:
-        out = jax.ShapeDtypeStruct((n, k), numpy_dtype(dtype))
-        call = jax.ffi.ffi_call(UNPACK_TARGET, out)
-        return call(packed, n=np.int64(n), k=np.int64(k), code=np.int64(_CODES[dtype]))
-
-    call = spread(unpack, n, [(CHANNELS, "")], (CHANNELS, ""), packed=0)
-    return jax.custom_batching.sequential_vmap(call)
-
-
 def encode(x: Array, scale: Array, dtype: str) -> Array:
     """Gives the float8 codes of an array under given scales; what is too large saturates.
 
@@ -175,7 +85,7 @@ def encode(x: Array, scale: Array, dtype: str) -> Array:
 def _encode_call(dtype: str) -> Any:
     def encode(n: int, x: Array, scale: Array) -> Array:
         call = jax.ffi.ffi_call(ENCODE_TARGET, jax.ShapeDtypeStruct(x.shape, numpy_dtype(dtype)))
-        return call(x, scale, code=np.int64(_CODES[dtype]))
+        return call(x, scale, code=np.int64(CODES[dtype]))
 
     @jax.custom_batching.custom_vmap
     def call(x: Array, scale: Array) -> Array:
@@ -196,26 +106,6 @@ def _encode_call(dtype: str) -> Any:
         return call(x, scale), True
 
     return call
-
-
-def is_packed(weight: Array) -> bool:
-    """Says whether a stored weight is in the kernels' layout."""
-    return weight.dtype == jnp.uint8
-
-
-def _bytes(n: int, k: int) -> int:
-    size = ctypes.c_int64()
-    native = policy_kernels._loader.library()
-    _loader.check(native.pk_packed_bytes(n, k, ctypes.addressof(size)))
-    return size.value
-
-
-def _aligned(shape: tuple[int, ...]) -> "np.ndarray":
-    # The packed form depends on the address modulo 64, which is 0 for XLA's buffers.
-    size = math.prod(shape)
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].reshape(shape)
 
 
 def linear(
@@ -264,7 +154,7 @@ def _call(operation: str, shape: tuple[int, int], codes_dtype: str, dtype: str) 
     attributes = {
         "operation": np.int64(OPERATIONS[operation]),
         "k": np.int64(k),
-        "code": np.int64(_CODES[codes_dtype]),
+        "code": np.int64(CODES[codes_dtype]),
     }
 
     def product(n: int, x: Array, *operands: Array) -> Array:

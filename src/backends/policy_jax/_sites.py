@@ -11,7 +11,7 @@ from policy_core._dtypes import standardize_dtype
 from policy_core._forms import OUT_IN, Axes
 from policy_core._plan import STATE_SUFFIXES, LayerKind, LayerSpec, Plan, TensorSpec
 
-from . import _delayed, _native
+from . import _delayed, _packed
 from ._kernels import is_native, kernel_table
 from ._layers import Recipe, frozen_weight, recipe
 from ._ops import SHAPES, Array, as_numpy, numpy_dtype, placed_like, platform
@@ -36,7 +36,7 @@ class Stored:
     ) -> None:
         self.source = source
         self.axes = axes
-        self.codes = codes if codes is not None and _native.is_packed(self.array) else None
+        self.codes = codes if codes is not None and _packed.is_packed(self.array) else None
         if self.codes is not None:
             self.shape = self.codes.shape
             return
@@ -65,7 +65,7 @@ class Stored:
         """Gives it in the shape that files have."""
         array = self.array
         if self.codes is not None:
-            return _native.unpacked(array, self.codes.shape, self.codes.dtype)
+            return _packed.unpacked(array, self.codes.shape, self.codes.dtype)
         if array.shape == self.shape and self.axes in (None, OUT_IN):
             return array
         if on_cpu(array):
@@ -203,8 +203,8 @@ def _laid_out(tensors: dict[str, Array], plan: Plan, site: Site) -> dict[str, Ar
     """Gives tensors with the codes of a product packed, where the kernels will read them."""
     codes = plan.quantized and not plan.trainable and site.spec.kind == "linear"
     weight = tensors.get("weight")
-    if codes and is_native(plan.kernel) and on_cpu(weight) and not _native.is_packed(weight):
-        tensors["weight"] = _native.packed(weight)
+    if codes and is_native(plan.kernel) and on_cpu(weight) and not _packed.is_packed(weight):
+        tensors["weight"] = _packed.packed(weight)
     return tensors
 
 

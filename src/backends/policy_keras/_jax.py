@@ -20,7 +20,7 @@ import keras
 
 from policy_core._plan import Plan
 from policy_core._scaling import AmaxState
-from policy_jax import _delayed, _layers, _native
+from policy_jax import _delayed, _layers, _packed
 from policy_jax._kernels import is_native, packed_rows
 from policy_jax._kernels import kernel_table as jax_kernel_table
 from policy_jax._ops import Array, numpy_dtype, platform
@@ -47,12 +47,12 @@ def _packs(plan: Plan) -> bool:
 
 def store(codes: Array, plan: Plan, multiplies: bool) -> tuple[str, Array]:
     if multiplies and _packs(plan) and on_cpu(codes):
-        return PACKED, _native.packed(codes)
+        return PACKED, _packed.packed(codes)
     return CODES, codes
 
 
 def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
-    return _native.unpacked(stored, shape, dtype) if _native.is_packed(stored) else stored
+    return _packed.unpacked(stored, shape, dtype) if _packed.is_packed(stored) else stored
 
 
 def linear(
@@ -62,8 +62,8 @@ def linear(
     if how.native and _traced_by_tensorflow():
         warnings.warn(_EXPORTED, stacklevel=2)
         how, weight = how._replace(native=False), tensors["weight"]
-        if _native.is_packed(weight):
-            codes = _native.unpacked_anywhere(weight, shape, how.weight_codes)
+        if _packed.is_packed(weight):
+            codes = _packed.unpacked_anywhere(weight, shape, how.weight_codes)
             tensors = {**tensors, "weight": codes}
     y, state = _layers.linear(how, x, tensors)
     return y, state
@@ -78,7 +78,7 @@ def _traced_by_tensorflow() -> bool:
 
 
 def rows(plan: Plan, shape: tuple[int, int], ids: Array, stored: Array, scale: Array) -> Array:
-    if not _native.is_packed(stored):
+    if not _packed.is_packed(stored):
         return _layers.embedding(stored, scale, ids, plan.compute_dtype)
     return _packed_rows(shape, str(plan.weight_codes), plan.compute_dtype, stored, scale, ids)
 

@@ -10,70 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import (
-    FLOAT32,
-    FORMATS,
-    INT8,
-    UINT8,
-    Vector,
-    bias_vector,
-    float_dtype,
-    float_number,
-    floats,
-    format_number,
-    matrix,
-    scales,
-)
+from ._arrays import FLOAT32, FORMATS, INT8, UINT8, floats, format_number, matrix, scales
 from ._loader import check, library
+from ._operands import (
+    Floats,
+    Scale,
+    Weight,
+    channel_bias,
+    check_k,
+    empty_result,
+    packed_weight,
+    weight_scales,
+)
 from ._packed import PackedWeight
-
-Scale = float | np.float32 | NDArray[np.float32]
-Floats = NDArray[Any]
-Weight = PackedWeight | NDArray[Any]
-
-_NO_BIAS = Vector(None, np.empty(0, np.float32), 0, 1, 0)
-
-
-def _weight(name: str, value: object, kind: str) -> PackedWeight:
-    if isinstance(value, PackedWeight):
-        if value.dtype != kind:
-            raise TypeError(f"expected {name} to hold {kind} codes, got {value!r}")
-        return value
-    wanted = INT8 if kind == "int8" else UINT8
-    return PackedWeight(matrix(name, value, wanted, "(n, k)").array, kind)
-
-
-def _scale(weight: PackedWeight, name: str, value: object, *, for_all: bool) -> Vector:
-    # Looking up an array's address costs as much as the rest of a small call: the latest is kept.
-    found = weight._vectors.get("scale")
-    if found is None or found.given is not value:
-        found = scales(name, value, weight.n, for_all=for_all)
-        weight._vectors["scale"] = found
-    return found
-
-
-def _bias(weight: PackedWeight, value: object) -> Vector:
-    if value is None:
-        return _NO_BIAS
-    found = weight._vectors.get("bias")
-    if found is None or found.given is not value:
-        found = bias_vector("bias", value, weight.n)
-        weight._vectors["bias"] = found
-    return found
-
-
-def _result(m: int, n: int, dtype: object, default: np.dtype[Any]) -> tuple[Floats, int]:
-    kind = default if dtype is None else float_dtype("dtype", dtype)
-    number = float_number(kind)
-    assert number is not None
-    return np.empty((m, n), kind), number
-
-
-def _checked_k(name: str, value: object, weight: PackedWeight) -> None:
-    if isinstance(value, np.ndarray) and (value.ndim != 2 or value.shape[1] != weight.k):
-        raise ValueError(
-            f"expected {name} to have shape (m, k) with k={weight.k}, got {value.shape!r}"
-        )
 
 
 def linear_s8(
@@ -127,13 +76,13 @@ def linear_s8w(
 def _linear_s8(
     function: Any, x: Floats, weight: Weight, scale: object, bias: object, dtype: object
 ) -> Floats:
-    packed = _weight("weight", weight, "int8")
-    _checked_k("x", x, packed)
+    packed = packed_weight("weight", weight, "int8")
+    check_k("x", x, packed)
     rows, x_number = floats("x", x, "(m, k)", packed.k)
-    w_scale = _scale(packed, "scale", scale, for_all=False)
-    added = _bias(packed, bias)
+    w_scale = weight_scales(packed, "scale", scale, for_all=False)
+    added = channel_bias(packed, bias)
     m = len(rows.array)
-    y, y_number = _result(m, packed.n, dtype, rows.array.dtype)
+    y, y_number = empty_result(m, packed.n, dtype, rows.array.dtype)
     status = function(
         None,
         m,
@@ -187,11 +136,11 @@ def linear_s8_codes(
     rows = matrix("x_codes", x_codes, INT8, "(m, k)")
     m = len(rows.array)
     row_scale = scales("x_scale", x_scale, m, for_all=False)
-    packed = _weight("weight", weight, "int8")
-    _checked_k("x_codes", x_codes, packed)
-    channel_scale = _scale(packed, "w_scale", w_scale, for_all=False)
-    added = _bias(packed, bias)
-    y, y_number = _result(m, packed.n, dtype, FLOAT32)
+    packed = packed_weight("weight", weight, "int8")
+    check_k("x_codes", x_codes, packed)
+    channel_scale = weight_scales(packed, "w_scale", w_scale, for_all=False)
+    added = channel_bias(packed, bias)
+    y, y_number = empty_result(m, packed.n, dtype, FLOAT32)
     check(
         native.pk_linear_s8_codes(
             None,
@@ -251,11 +200,11 @@ def linear_f8(
     row_scale = scales("x_scale", x_scale, m, for_all=True)
     x_number = format_number("x_format", x_format)
     w_number = format_number("w_format", w_format)
-    packed = _weight("weight", weight, w_format)
-    _checked_k("x_codes", x_codes, packed)
-    channel_scale = _scale(packed, "w_scale", w_scale, for_all=True)
-    added = _bias(packed, bias)
-    y, y_number = _result(m, packed.n, dtype, FLOAT32)
+    packed = packed_weight("weight", weight, w_format)
+    check_k("x_codes", x_codes, packed)
+    channel_scale = weight_scales(packed, "w_scale", w_scale, for_all=True)
+    added = channel_bias(packed, bias)
+    y, y_number = empty_result(m, packed.n, dtype, FLOAT32)
     check(
         native.pk_linear_f8(
             None,
@@ -315,13 +264,13 @@ def linear_f8w(
     number = FORMATS.get(format) if isinstance(format, str) else None
     if number is None:
         number = format_number("format", format)
-    packed = _weight("weight", weight, str(format))
-    _checked_k("x", x, packed)
+    packed = packed_weight("weight", weight, str(format))
+    check_k("x", x, packed)
     rows, x_number = floats("x", x, "(m, k)", packed.k)
-    w_scale = _scale(packed, "scale", scale, for_all=True)
-    added = _bias(packed, bias)
+    w_scale = weight_scales(packed, "scale", scale, for_all=True)
+    added = channel_bias(packed, bias)
     m = len(rows.array)
-    y, y_number = _result(m, packed.n, dtype, rows.array.dtype)
+    y, y_number = empty_result(m, packed.n, dtype, rows.array.dtype)
     status = native.pk_linear_f8w(
         None,
         m,

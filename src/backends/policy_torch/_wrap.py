@@ -28,6 +28,15 @@ from ._float8 import inference_scale_of
 from ._layers import mixin_for
 from ._ops import TORCH_DTYPES, TorchOps
 from ._packed import PackedCodes, drop_packed, pack_layer
+from ._places import (
+    cast_in_place,
+    device_of,
+    drop_buffer,
+    put_buffer,
+    put_weight,
+    set_in_place,
+    tensor_of,
+)
 from ._quantize import dequantize, encode, quantize
 from ._walk import reason_to_refuse
 
@@ -131,11 +140,11 @@ def unwrap(model: nn.Module, sites: Sequence[Site]) -> nn.Module:
                 weight = dequantize(layer.weight_codes, layer.weight_scale, spec.dtype)
                 weight = weight.t() if layer._policy_adapter.transposed else weight
                 shared[key] = nn.Parameter(weight.contiguous(), layer._policy_trained)
-            _put_weight(layer, shared[key])
+            put_weight(layer, shared[key])
         for name in policy_buffers(layer):
-            _drop_buffer(layer, name)
+            drop_buffer(layer, name)
         for spec in layer._policy_plain:
-            _cast_in_place(layer, spec.name, TORCH_DTYPES[spec.dtype])
+            cast_in_place(layer, spec.name, TORCH_DTYPES[spec.dtype])
         layer.__class__ = layer._policy_base
         for name in [name for name in layer.__dict__ if name.startswith("_policy_")]:
             del layer.__dict__[name]
@@ -168,16 +177,7 @@ def _float(step: Step, name: str) -> torch.Tensor:
     if name == "weight" and isinstance(layer, KeepsCodes):
         dtype = next(s.dtype for s in step.site.spec.tensors if s.name == name)
         return dequantize(layer.weight_codes, layer.weight_scale, dtype)
-    return _own(layer, name)
-
-
-def _own(layer: nn.Module, name: str) -> torch.Tensor:
-    """Gives a layer's tensor by its portable name."""
-    *inner, last = name.split(".")
-    owner = layer.get_submodule(".".join(inner))
-    tensor: torch.Tensor = getattr(owner, last)
-    transposed = name == "weight" and adapter_for(base_class(layer)).transposed
-    return tensor.t() if transposed else tensor
+    return tensor_of(layer, name)
 
 
 def _made(
@@ -187,7 +187,7 @@ def _made(
     tensors: dict[str, torch.Tensor] = {}
     step.site.layer = layer
     codes_only = plan.quantized and not plan.trainable
-    device = _device(layer)
+    device = device_of(layer)
     plain = step.site.spec.tensors
     for spec in plan.storage:
         if codes_only and spec.name in ("weight", "weight_scale"):
@@ -237,12 +237,12 @@ def _become(
         layer.__dict__["_policy_plain"] = plain
     mixin = mixin_for(plan, adapter, base)
     kind = wrapped_class(mixin, base)
-    device = _device(layer)
+    device = device_of(layer)
     codes_only = issubclass(mixin, KeepsCodes)
     names = {CODES if codes_only and n == "weight" else n for n in tensors}
     for name in policy_buffers(layer) if isinstance(layer, Wrapped) else ():
         if name not in {*names, PACKED}:
-            _drop_buffer(layer, name)
+            drop_buffer(layer, name)
     if codes_only:
         # One tensor object for tied weights, so that they stay one.
         codes = tied.setdefault(CODES, tensors.pop("weight").to(device))
@@ -252,18 +252,18 @@ def _become(
             layer.__dict__["_policy_trained"] = weight.requires_grad
         drop_packed(layer)
     elif isinstance(layer, KeepsCodes):
-        _put_weight(layer, _tied_parameter(layer, tensors["weight"], tied))
+        put_weight(layer, _tied_parameter(layer, tensors["weight"], tied))
     layer.__class__ = kind
     layer.__dict__["_policy_wrapping"] = wrapping
     if codes_only:
-        _put_buffer(layer, CODES, codes)
-        _put_buffer(layer, SCALE, scale)
+        put_buffer(layer, CODES, codes)
+        put_buffer(layer, SCALE, scale)
     dtypes = {spec.name: TORCH_DTYPES[spec.dtype] for spec in plan.storage}
     for name, tensor in tensors.items():
         if not _is_plain(name, plain):
-            _put_buffer(layer, name, tensor.to(device))
+            put_buffer(layer, name, tensor.to(device))
         else:
-            _set_in_place(layer, name, tensor, dtypes[name])
+            set_in_place(layer, name, tensor, dtypes[name])
 
 
 def _is_plain(name: str, plain: tuple[TensorSpec, ...]) -> bool:
@@ -275,32 +275,11 @@ def _tied_parameter(
 ) -> nn.Parameter:
     if "parameter" not in tied:
         portable = weight.t().contiguous() if layer._policy_adapter.transposed else weight
-        copied = portable.to(_device(layer)).clone()
+        copied = portable.to(device_of(layer)).clone()
         tied["parameter"] = nn.Parameter(copied, layer._policy_trained)
     parameter = tied["parameter"]
     assert isinstance(parameter, nn.Parameter)
     return parameter
-
-
-def _put_weight(layer: Any, weight: nn.Parameter) -> None:
-    """Gives a layer its float weight back, in the place that it had among the parameters."""
-    drop_packed(layer)
-    _drop_buffer(layer, CODES)
-    _drop_buffer(layer, SCALE)
-    others = {n: p for n, p in layer._parameters.items() if n != "weight"}
-    layer._parameters.clear()
-    layer._parameters.update({"weight": weight, **others})
-
-
-def _put_buffer(layer: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    if layer._buffers.get(name) is not tensor:
-        layer._buffers.pop(name, None)
-        layer.register_buffer(name, tensor)
-
-
-def _drop_buffer(layer: Any, name: str) -> None:
-    layer._buffers.pop(name, None)
-    layer._non_persistent_buffers_set.discard(name)
 
 
 def _overwrite(layer: nn.Module, step: Step) -> None:
@@ -308,41 +287,4 @@ def _overwrite(layer: nn.Module, step: Step) -> None:
     for spec in step.site.spec.tensors:
         if step.floats is not None and spec.name in step.floats:
             tensor = from_numpy(step.floats[spec.name])
-            _set_in_place(layer, spec.name, tensor, TORCH_DTYPES[spec.dtype])
-
-
-@torch.no_grad()
-def _set_in_place(layer: nn.Module, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """Gives a parameter or buffer values and a dtype; the tensor object, and what is tied, stay."""
-    own = _own(layer, name)
-    if not (own.data_ptr() == tensor.data_ptr() and own.dtype == tensor.dtype):
-        if own.dtype == dtype:
-            own.copy_(tensor)
-        else:
-            _cast_in_place(layer, name, dtype)
-            _own(layer, name).copy_(tensor)
-    else:
-        _cast_in_place(layer, name, dtype)
-
-
-@torch.no_grad()
-def _cast_in_place(layer: nn.Module, name: str, dtype: torch.dtype) -> None:
-    *inner, last = name.split(".")
-    owner = layer.get_submodule(".".join(inner))
-    tensor: torch.Tensor | None = owner._parameters.get(last)
-    if tensor is None:
-        tensor = owner._buffers[last]
-    assert tensor is not None
-    if tensor.dtype == dtype:
-        return
-    tensor.data = tensor.data.to(dtype)
-    if tensor.grad is not None:
-        tensor.grad = tensor.grad.to(dtype)
-
-
-def _device(layer: nn.Module) -> torch.device:
-    for tensors in (layer._parameters, layer._buffers):
-        for tensor in tensors.values():
-            if tensor is not None:
-                return tensor.device
-    return torch.device("cpu")
+            set_in_place(layer, spec.name, tensor, TORCH_DTYPES[spec.dtype])
