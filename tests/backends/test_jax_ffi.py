@@ -112,7 +112,7 @@ class TestHandler:
 @pytest.mark.parametrize("shape", [(1, 1), (31, 63), (33, 65), (70, 200), (3, 131_080)])
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_rows_of_a_packed_table(shape, dtype):
-    """Rows are read out of a packed table without unpacking it, and are those of the plain one."""
+    """Rows are read out of a packed table, and all of it, without a call of the kernels."""
     if not _native.available():
         pytest.skip(_native.reason_against())
     bits = np.random.default_rng(0).integers(-126, 126, shape, np.int8)
@@ -121,6 +121,8 @@ def test_rows_of_a_packed_table(shape, dtype):
     packed = _packed.packed(jnp.asarray(codes))
     found = jax.jit(_packed.packed_rows, static_argnums=(2, 3))(packed, ids, shape, dtype)
     np.testing.assert_array_equal(np.asarray(found).view(np.int8), bits[np.asarray(ids)])
+    whole = jax.jit(_packed.unpacked_anywhere, static_argnums=(1, 2))(packed, shape, dtype)
+    np.testing.assert_array_equal(np.asarray(whole).view(np.int8), bits)
 
 
 def test_ids_outside_a_table():
@@ -135,3 +137,42 @@ def test_ids_outside_a_table():
         packed = _packed.packed(codes)
         found = _kernels.packed_rows(packed, (3, 2), "int8", scale, ids, jnp.float32)
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("rows", [(), (1,), (1, 1), (0,), (2,), (3, 2)])
+def test_few_rows_of_xla(rows):
+    """XLA's own int8 product of one row, or of none, has the bits that many rows have."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-127, 128, (5, 96), np.int8)
+    x = rng.standard_normal((*rows, 96), np.float32)
+    scale, bias = rng.random(5, np.float32), rng.random(5, np.float32)
+    found = jax.jit(_kernels.linear_s8)(x, codes, scale, bias)
+    many = _kernels.linear_s8(np.stack([x.reshape(-1, 96)] * 2), codes, scale, bias)
+    np.testing.assert_array_equal(found, many[0].reshape(*rows, 5))
+
+
+def test_vectorized_rows_of_xla():
+    """A row under vmap is one of many: the product has no more rows than there are."""
+    rng = np.random.default_rng(0)
+    codes, other = rng.integers(-127, 128, (2, 5, 96), np.int8)
+    x, scale = rng.standard_normal((4, 96), np.float32), np.ones(5, np.float32)
+    product = jax.jit(jax.vmap(lambda x: _kernels.linear_s8(x, codes, scale, None)))
+    wanted = _kernels.linear_s8(x, codes, scale, None)
+    np.testing.assert_array_equal(product(x), wanted)
+    text = product.lower(x).as_text()
+    assert "stablehlo.pad" not in text
+    both = jax.vmap(_kernels.linear_s8, (None, 0, None, None))
+    stack = both(x[0], np.stack([codes, other]), scale, None)
+    np.testing.assert_array_equal(stack[0], wanted[0])
+    np.testing.assert_array_equal(stack[1], _kernels.linear_s8(x, other, scale, None)[0])
+
+
+def test_unknown_rows_of_xla():
+    """A program that is exported for any number of rows has the same bits for one and for many."""
+    codes = jnp.asarray(np.random.default_rng(0).integers(-127, 128, (5, 96), np.int8))
+    x = np.random.default_rng(1).standard_normal((4, 96), np.float32)
+    product = jax.jit(lambda x: _kernels.linear_s8(x, codes, jnp.ones(5), None))
+    (rows,) = jax.export.symbolic_shape("rows")
+    program = jax.export.export(product)(jax.ShapeDtypeStruct((rows, 96), jnp.float32))
+    for count in (1, 4):
+        np.testing.assert_array_equal(program.call(x[:count]), product(x)[:count])

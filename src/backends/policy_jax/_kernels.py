@@ -6,6 +6,7 @@ has the others. Every function takes `x` of shape (..., k) and weights of shape 
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -70,9 +71,36 @@ def linear_s8(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array
         part = slice(start, min(start + MAX_CONTRACTION, k))
         whole = k <= MAX_CONTRACTION
         left, right = (x_codes, codes) if whole else (x_codes[..., part], codes[:, part])
-        exact = _contract(left, right, jnp.int32).astype(jnp.float32)
+        exact = _sums(left, right).astype(jnp.float32)
         total = exact if whole else rounded(total + exact)
     return _scaled(total, x_scale, scale, bias)
+
+
+@jax.custom_batching.custom_vmap
+def _sums(x: Array, codes: Array) -> Array:
+    """Gives the int32 sums of int8 products."""
+    rows = math.prod(x.shape[:-1])
+    if isinstance(rows, int) and rows != 1:
+        return _contract(x, codes, jnp.int32)
+    # One row, or who knows how many: an exported program is compiled for those that come.
+    return jax.lax.platform_dependent(
+        x, codes, cpu=_sums_of_one_row_more, default=lambda x, w: _contract(x, w, jnp.int32)
+    )
+
+
+@_sums.def_vmap
+def _sums_of_batch(axis_size: int, in_batched: Any, x: Array, codes: Array) -> tuple[Array, bool]:
+    if not in_batched[1]:
+        return _sums(x, codes), True
+    axes = tuple(0 if batched else None for batched in in_batched)
+    return jax.vmap(lambda x, w: _contract(x, w, jnp.int32), axes)(x, codes), True
+
+
+def _sums_of_one_row_more(x: Array, codes: Array) -> Array:
+    # XLA's CPU multiplies a single row one code after the other, some 20 times slower than two.
+    rows = math.prod(x.shape[:-1])
+    padded = jnp.pad(x.reshape(rows, x.shape[-1]), ((0, 1), (0, 0)))
+    return _contract(padded, codes, jnp.int32)[:rows].reshape(*x.shape[:-1], codes.shape[0])
 
 
 def linear_weight_only(x: Array, codes: Array, scale: Array, bias: Array | None) -> Array:
