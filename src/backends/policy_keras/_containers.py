@@ -1,9 +1,10 @@
 """Layers that hold layers: what policy they follow, and how they are saved.
 
 A container, such as a model or a MultiHeadAttention, casts its own inputs, so it takes the float
-policy that all wrapped layers inside have in common; where they differ it keeps its own. Sequential
-and Functional models write each layer's config themselves. Any other container makes its layers
-anew when it is loaded, so its class is changed too, and its config tells what they shall become.
+policy that all wrapped layers inside have in common; where they differ it keeps its own. Its class
+is changed too. Sequential and Functional models write each layer's config themselves, but not their
+own policy; any other container makes its layers anew when it is loaded, and its config tells what
+they shall become.
 """
 
 import warnings
@@ -13,7 +14,7 @@ from typing import Any
 import keras
 
 from . import _keras
-from ._classes import Changed, Wrapped, base_class, entry_of, wrapped_class
+from ._classes import Changed, Wrapped, entry_of, wrapped_class
 from ._layers import FloatLayer
 from ._walk import walk
 
@@ -60,6 +61,13 @@ class Container(Changed):
 
 class Holder(Container, FloatLayer):
     """A container with variables of its own, and so a layer under a policy too."""
+
+
+class Graph(Changed):
+    """A Sequential or Functional model, whose base's config leaves its policy out."""
+
+    def _entry(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {"dtype": self._dtype_policy.name}
 
 
 def holders(model: Any) -> list[Any]:
@@ -123,16 +131,17 @@ def _settle_one(layer: Any, unwrapped: set[int]) -> None:
             names = {x.dtype_policy.name for x in below if not _keras.sublayers(x)}
             if len(names) == 1:
                 fields["_dtype_policy"] = keras.DTypePolicy(names.pop())
-        if isinstance(layer, Container):
+        if isinstance(layer, Changed):
             object.__setattr__(layer, "__class__", layer._policy_base)
         return
     sources = {x.policy_plan.policy.source_policy.name for x in inside}
     if len(sources) == 1:
         fields.setdefault("_policy_plain_dtype", fields["_dtype_policy"])
         fields["_dtype_policy"] = keras.DTypePolicy(sources.pop())
-    # Subclasses of Keras's graphs may make their layers anew too, as the models of keras_hub do.
-    if base_class(layer) not in _keras.GRAPHS and not isinstance(layer, Container):
-        object.__setattr__(layer, "__class__", wrapped_class(Container, base_class(layer)))
+    if not isinstance(layer, Changed):
+        # Subclasses of Keras's graphs may make their layers anew too, as keras_hub's models do.
+        mixin = Graph if type(layer) in _keras.GRAPHS else Container
+        object.__setattr__(layer, "__class__", wrapped_class(mixin, type(layer)))
 
 
 def _warn_of_compiled(model: Any) -> None:

@@ -43,6 +43,11 @@ def rebuild(config: dict[str, Any]) -> Any:
             f"{VERSION}. Install a newer one."
         )
     layer = keras.saving.deserialize_keras_object({**kept["base"], "config": config})
+    if "dtype" in kept:
+        object.__setattr__(layer, "__class__", wrapped_class(_containers.Graph, type(layer)))
+        vars(layer)["_policy_plain_dtype"] = layer._dtype_policy
+        vars(layer)["_dtype_policy"] = keras.DTypePolicy(kept["dtype"])
+        return layer
     if "layers" not in kept:
         when_built(layer, lambda: attach(layer, kept))
         return layer

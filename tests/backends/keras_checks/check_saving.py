@@ -143,6 +143,7 @@ def test_keras_file_round_trip(make, policy, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert np.array_equal(array(loaded(IDS)), wanted)
     assert policies_of(loaded) == policies_of(model)
+    assert loaded.dtype_policy.name == model.dtype_policy.name
     assert pc.wrap(loaded, policy) is loaded
     assert {type(x).__name__ for x in loaded._flatten_layers()} == {
         type(x).__name__ for x in model._flatten_layers()
@@ -150,6 +151,17 @@ def test_keras_file_round_trip(make, policy, tmp_path):
     pc.unwrap(loaded)
     assert {row.asked for row in pc.report(loaded).rows} == {""}
     assert keras.backend.standardize_dtype(loaded(IDS).dtype) == "float32"
+    assert loaded.dtype_policy.name == "float32"
+
+
+@pytest.mark.parametrize("make", [functional, sequential])
+def test_loaded_model_gets_loss_scaling(make, tmp_path):
+    """A model under mixed_float16 that was loaded gets a loss scale from compile, as before."""
+    pc.wrap(make(), "mixed_float16").save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.compile("sgd", "mse")
+    assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert type(pc.unwrap(loaded)) in (keras.Sequential, type(make()))
 
 
 @pytest.mark.parametrize("make", MODELS)
