@@ -12,7 +12,7 @@ from policy_core._backend import Wrapping
 from policy_core._plan import Plan, TensorSpec
 
 from . import _keras
-from ._adapters import LayerAdapter, adapter_for
+from ._adapters import TIED, UNTIED, LayerAdapter, adapter_for
 from ._forms import Form
 
 VERSION = 1
@@ -128,6 +128,12 @@ def base_class(layer: Any) -> type[Any]:
     return layer._policy_base if isinstance(layer, Changed) else type(layer)
 
 
+def adapter_of(layer: Any) -> LayerAdapter:
+    """Gives how a layer takes a policy."""
+    adapter = adapter_for(base_class(layer))
+    return UNTIED if adapter is TIED and not layer.tie_weights else adapter
+
+
 _CLASSES: dict[tuple[type[Changed], type], type[Any]] = {}
 
 
@@ -149,7 +155,6 @@ def _new_class(mixin: type[Changed], base: Any) -> type[Any]:
         "__doc__": base.__doc__,
         "_policy_base": base,
         "_policy_mixin": mixin,
-        "_policy_adapter": adapter_for(base),
     }
     if hasattr(mixin, "compute"):
         attributes["call"] = _call_of(base)

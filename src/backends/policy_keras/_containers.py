@@ -15,7 +15,7 @@ import keras
 
 from . import _keras
 from ._classes import Changed, Wrapped, entry_of, wrapped_class
-from ._layers import FloatLayer
+from ._layers import CodesEmbedding, FloatLayer, Quantized
 from ._walk import walk
 
 
@@ -68,6 +68,60 @@ class Graph(Changed):
 
     def _entry(self, config: dict[str, Any]) -> dict[str, Any]:
         return {"dtype": self._dtype_policy.name}
+
+
+class Reversible(Container):
+    """A ReversibleEmbedding whose second table is the layer `reverse` inside."""
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        return self._policy_adapter.call(self, self._project, *args, **kwargs)
+
+    def _project(self, x: Any, dtype: str | None) -> Any:
+        inside = self.reverse
+        if isinstance(inside, Quantized) or inside.compute_dtype != self.compute_dtype:
+            return inside(x)
+        # As Keras computes it: an embedding casts no inputs.
+        return inside.call(x)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the layer's variables; of the two of a plain layer, the second inside."""
+        if set(store.keys()) == {"0", "1"}:
+            inside = self.reverse
+            inside.load_own_variables({"0": store["1"]})
+
+            def have_loaded(store: Any) -> None:
+                del vars(inside)["load_own_variables"]
+                if store.keys():
+                    inside.load_own_variables(store)
+
+            # Keras turns to the layer inside next, for which a plain layer's file has nothing.
+            vars(inside)["load_own_variables"] = have_loaded
+            store = {"0": store["0"]}
+        super().load_own_variables(store)
+
+
+class FloatReversible(Reversible, FloatLayer):
+    """One whose first table is a float."""
+
+    @property
+    def variable_serialization_spec(self) -> Any:
+        """What the layer itself writes to files: its first table."""
+        return keras.layers.Embedding.variable_serialization_spec.fget(self)
+
+    def rows(self, ids: Any) -> Any:
+        """Gives rows of the first table in the compute dtype."""
+        return keras.layers.Embedding.call(self, ids)
+
+
+class CodesReversible(Reversible, CodesEmbedding):
+    """One of whose first table only codes are left."""
+
+
+REVERSIBLE: dict[type[Wrapped], type[Wrapped]] = {
+    FloatLayer: FloatReversible,
+    CodesEmbedding: CodesReversible,
+}
+"""The mixins of a ReversibleEmbedding with two tables, by those of an Embedding."""
 
 
 def holders(model: Any) -> list[Any]:

@@ -79,6 +79,19 @@ def add_variable(layer: Any, attribute: str, variable: Any) -> None:
     layer._lock_state()
 
 
+def add_layer(layer: Any, attribute: str, child: Any) -> None:
+    """Gives a built layer one more layer inside."""
+    layer._tracker.unlock()
+    setattr(layer, attribute, child)
+    layer._lock_state()
+
+
+def drop_layer(layer: Any, attribute: str) -> None:
+    """Removes a layer inside another."""
+    layer._tracker.untrack(getattr(layer, attribute))
+    super(keras.Layer, layer).__delattr__(attribute)
+
+
 def new_variable(layer: Any, name: str, value: Any) -> Any:
     """Gives a variable under a layer's name that neither optimizers nor autocast touch."""
     dtype = keras.backend.standardize_dtype(value.dtype)
