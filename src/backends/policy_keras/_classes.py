@@ -14,6 +14,7 @@ from policy_core._plan import Plan, TensorSpec
 from . import _keras
 from ._adapters import TIED, UNTIED, LayerAdapter, adapter_for
 from ._forms import Form
+from ._remat import rematerialized
 
 VERSION = 1
 """Of what a wrapped layer's config and variables say."""
@@ -53,6 +54,13 @@ class Changed:
     def __repr__(self) -> str:
         own: str = super().__repr__()
         return f"{own.removesuffix('>')}, dtype_policy={self._dtype_policy!r}>"
+
+    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Gives the layer's call as the `keras.RematScope` in which it was made wants it."""
+        make = super().rematerialized_call  # type: ignore[misc]
+        if keras.config.backend() != "jax":
+            return make(layer_call, *args, **kwargs)
+        return rematerialized(make, layer_call, args, kwargs)
 
     def __reduce__(self) -> Any:
         # Classes made at run time have no address that pickle could write down.

@@ -70,10 +70,14 @@ class Graph(Changed):
         return {"dtype": self._dtype_policy.name}
 
 
-class Reversible(Container):
+class Reversible(Container, Wrapped):
     """A ReversibleEmbedding whose second table is the layer `reverse` inside."""
 
+    reverse: Any
+    compute_dtype: str
+
     def compute(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._policy_adapter.call is not None
         return self._policy_adapter.call(self, self._project, *args, **kwargs)
 
     def _project(self, x: Any, dtype: str | None) -> Any:

@@ -59,7 +59,7 @@ register_layer(
 )
 
 
-def projection_of(layer: Any) -> ReverseProjection | None:
+def projection_of(layer: Any) -> Any | None:
     """Gives a layer's second table as a layer, while the layer holds it itself; else None."""
     table = vars(layer).get(REVERSE_TABLE) if adapter_of(layer) is UNTIED else None
     if table is None:
@@ -67,7 +67,7 @@ def projection_of(layer: Any) -> ReverseProjection | None:
     policy = layer._dtype_policy
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         policy = policy[layer.path] if layer.path else policy.default_policy
-    projection = ReverseProjection(
+    projection: Any = ReverseProjection(
         layer.input_dim, layer.reverse_dtype, name=NAME, dtype=policy, trainable=layer.trainable
     )
     projection._kernel = table
