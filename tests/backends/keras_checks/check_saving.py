@@ -282,6 +282,27 @@ def test_documented_attention(policy, tmp_path):
     assert policies_of(loaded) == policies_of(model)
 
 
+def test_layer_that_was_wrapped_alone(tmp_path):
+    """A layer wrapped alone inside a custom one loads by weights, or after the model is wrapped."""
+    model = sequential()
+    block = model.layers[1].layers[0]
+    pc.wrap(block.steps[0], "int8_from_float32")
+    wanted = array(model(IDS))
+    model.save(tmp_path / "alone.keras")
+    # The block is plain, and makes plain layers: no one tells them otherwise.
+    with pytest.raises(ValueError, match="expected 2 variables, but received 4"):
+        keras.models.load_model(tmp_path / "alone.keras")
+    other = sequential()
+    pc.wrap(other.layers[1].layers[0].steps[0], "int8_from_float32")
+    other.load_weights(tmp_path / "alone.keras")
+    assert np.array_equal(array(other(IDS)), wanted)
+    pc.wrap(model, "float32", on_wrapped="keep")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert np.array_equal(array(loaded(IDS)), wanted)
+    assert policies_of(loaded) == policies_of(model)
+
+
 def test_missing_import_is_told(tmp_path):
     """Without policy_keras, loading says what is not known, by a name that leads here."""
     model = pc.wrap(sequential(), "int8_from_float32")
