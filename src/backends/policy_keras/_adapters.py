@@ -34,7 +34,6 @@ class LayerAdapter:
         call: For `"linear"`: `call(layer, linear, *args, **kwargs)` gives the layer's output,
             where `linear(x)` is the product under the layer's policy, with the bias `layer.bias`.
         left_out: Says of one layer why it can't be quantized; `""` if it can.
-        looks_up: Whether a `"linear"` layer also gives single rows of its weight.
     """
 
     kind: LayerKind
@@ -42,7 +41,6 @@ class LayerAdapter:
     form: Callable[[Any], Form] | None = None
     call: Callable[..., Any] | None = None
     left_out: Callable[[Any], str] | None = None
-    looks_up: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "embedding", "norm", "other"):
@@ -127,7 +125,8 @@ def _activated(layer: Any, linear: Linear, inputs: Any, training: Any = None) ->
     return y if layer.activation is None else layer.activation(y)
 
 
-def _dense(layer: Any) -> Form:
+def dense_form(layer: Any) -> Form:
+    """Gives how a Dense is a product."""
     return Form(IN_OUT)
 
 
@@ -187,18 +186,20 @@ def _reversible(layer: Any, linear: Linear, inputs: Any, reverse: bool = False) 
     return logits if cap is None else keras.ops.tanh(logits / cap) * cap
 
 
-def _reversible_left_out(layer: Any) -> str:
-    if not layer.tie_weights:
-        return "it holds two tables, and a layer has one weight; tie_weights=True holds one"
-    return _lora(layer)
-
+TIED = LayerAdapter(
+    kind="linear", weight="_embeddings", form=_rows_of, call=_reversible, left_out=_lora
+)
+UNTIED = LayerAdapter(kind="embedding", weight="_embeddings", call=_reversible, left_out=_lora)
+"""Of a ReversibleEmbedding with two tables; the second is a layer of its own."""
+REVERSE_TABLE = "reverse_embeddings"
+"""The attribute of the variable that is the second table."""
 
 _CONV = LayerAdapter(
     kind="linear", weight="_kernel", form=_conv, call=_activated, left_out=_conv_left_out
 )
 _REGISTERED: dict[type, LayerAdapter] = {
     keras.layers.Dense: LayerAdapter(
-        kind="linear", weight="_kernel", form=_dense, call=_activated, left_out=_lora
+        kind="linear", weight="_kernel", form=dense_form, call=_activated, left_out=_lora
     ),
     keras.layers.EinsumDense: LayerAdapter(
         kind="linear", weight="_kernel", form=_einsum, call=_activated, left_out=_einsum_left_out
@@ -206,14 +207,7 @@ _REGISTERED: dict[type, LayerAdapter] = {
     keras.layers.Conv1D: _CONV,
     keras.layers.Conv2D: _CONV,
     keras.layers.Embedding: LayerAdapter(kind="embedding", weight="_embeddings", left_out=_lora),
-    keras.layers.ReversibleEmbedding: LayerAdapter(
-        kind="linear",
-        weight="_embeddings",
-        form=_rows_of,
-        call=_reversible,
-        left_out=_reversible_left_out,
-        looks_up=True,
-    ),
+    keras.layers.ReversibleEmbedding: TIED,
     keras.layers.BatchNormalization: LayerAdapter(kind="norm"),
     keras.layers.LayerNormalization: LayerAdapter(kind="norm"),
     keras.layers.GroupNormalization: LayerAdapter(kind="norm"),

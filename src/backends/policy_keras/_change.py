@@ -10,10 +10,9 @@ from policy_core._backend import Wrapping
 from policy_core._dtypes import is_castable_float
 from policy_core._plan import Plan, TensorSpec
 
-from . import _keras, _takeover
-from ._adapters import adapter_for, form_of
-from ._classes import Wrapped, base_class, wrapped_class
-from ._containers import Holder
+from . import _containers, _keras, _reversible, _takeover
+from ._adapters import UNTIED, form_of
+from ._classes import Wrapped, adapter_of, base_class, wrapped_class
 from ._kernels import CODES, PACKED, PRODUCTS
 from ._layers import FloatLayer, KeepsCodes, Quantized, mixin_for
 from ._policies import as_keras
@@ -40,10 +39,13 @@ def become(
         written: Whether float tensors are new, and not those that the layer has.
     """
     plan, base = wrapping.plan, base_class(layer)
-    adapter = adapter_for(base)
+    adapter = adapter_of(layer)
     mixin = mixin_for(plan, adapter)
-    if mixin is FloatLayer and _keras.sublayers(layer):
-        mixin = Holder
+    if adapter is UNTIED:
+        mixin = _containers.REVERSIBLE[mixin]
+    elif mixin is FloatLayer and _keras.sublayers(layer):
+        mixin = _containers.Holder
+    _reversible.put_inside(layer)
     fields = vars(layer)
     if not isinstance(layer, Wrapped):
         _remember(layer, adapter, plain)
@@ -61,6 +63,7 @@ def become(
         _put_weight(layer, adapter, tensors["weight"], tied)
     object.__setattr__(layer, "__class__", wrapped_class(mixin, base))
     fields.update(
+        _policy_adapter=adapter,
         _policy_wrapping=wrapping,
         _policy_form=form,
         _dtype_policy=as_keras(plan.policy),
@@ -97,7 +100,7 @@ def _remember(layer: Any, adapter: Any, plain: tuple[TensorSpec, ...]) -> None:
 def _put_codes(layer: Any, plan: Plan, tensors: dict[str, Any], tied: dict[str, Any]) -> None:
     if "codes" not in tied:
         codes = tensors.pop("weight")
-        multiplies = adapter_for(base_class(layer)).kind != "embedding"
+        multiplies = adapter_of(layer).kind != "embedding"
         name, value = PRODUCTS.store(codes, plan, multiplies)
         tied["codes"] = (name, _keras.new_variable(layer, name, value))
         tied["scale"] = _keras.new_variable(layer, SCALE, tensors.pop(SCALE))

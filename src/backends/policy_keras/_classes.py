@@ -12,8 +12,9 @@ from policy_core._backend import Wrapping
 from policy_core._plan import Plan, TensorSpec
 
 from . import _keras
-from ._adapters import LayerAdapter, adapter_for
+from ._adapters import TIED, UNTIED, LayerAdapter, adapter_for
 from ._forms import Form
+from ._remat import rematerialized
 
 VERSION = 1
 """Of what a wrapped layer's config and variables say."""
@@ -53,6 +54,13 @@ class Changed:
     def __repr__(self) -> str:
         own: str = super().__repr__()
         return f"{own.removesuffix('>')}, dtype_policy={self._dtype_policy!r}>"
+
+    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Gives the layer's call as the `keras.RematScope` in which it was made wants it."""
+        make = super().rematerialized_call  # type: ignore[misc]
+        if keras.config.backend() != "jax":
+            return make(layer_call, *args, **kwargs)
+        return rematerialized(make, layer_call, args, kwargs)
 
     def __reduce__(self) -> Any:
         # Classes made at run time have no address that pickle could write down.
@@ -128,6 +136,12 @@ def base_class(layer: Any) -> type[Any]:
     return layer._policy_base if isinstance(layer, Changed) else type(layer)
 
 
+def adapter_of(layer: Any) -> LayerAdapter:
+    """Gives how a layer takes a policy."""
+    adapter = adapter_for(base_class(layer))
+    return UNTIED if adapter is TIED and not layer.tie_weights else adapter
+
+
 _CLASSES: dict[tuple[type[Changed], type], type[Any]] = {}
 
 
@@ -149,7 +163,6 @@ def _new_class(mixin: type[Changed], base: Any) -> type[Any]:
         "__doc__": base.__doc__,
         "_policy_base": base,
         "_policy_mixin": mixin,
-        "_policy_adapter": adapter_for(base),
     }
     if hasattr(mixin, "compute"):
         attributes["call"] = _call_of(base)

@@ -1,9 +1,10 @@
 """Layers that hold layers: what policy they follow, and how they are saved.
 
 A container, such as a model or a MultiHeadAttention, casts its own inputs, so it takes the float
-policy that all wrapped layers inside have in common; where they differ it keeps its own. Sequential
-and Functional models write each layer's config themselves. Any other container makes its layers
-anew when it is loaded, so its class is changed too, and its config tells what they shall become.
+policy that all wrapped layers inside have in common; where they differ it keeps its own. Its class
+is changed too. Sequential and Functional models write each layer's config themselves, but not their
+own policy; any other container makes its layers anew when it is loaded, and its config tells what
+they shall become.
 """
 
 import warnings
@@ -13,8 +14,8 @@ from typing import Any
 import keras
 
 from . import _keras
-from ._classes import Changed, Wrapped, base_class, entry_of, wrapped_class
-from ._layers import FloatLayer
+from ._classes import Changed, Wrapped, entry_of, wrapped_class
+from ._layers import CodesEmbedding, FloatLayer, Quantized
 from ._walk import walk
 
 
@@ -60,6 +61,71 @@ class Container(Changed):
 
 class Holder(Container, FloatLayer):
     """A container with variables of its own, and so a layer under a policy too."""
+
+
+class Graph(Changed):
+    """A Sequential or Functional model, whose base's config leaves its policy out."""
+
+    def _entry(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {"dtype": self._dtype_policy.name}
+
+
+class Reversible(Container, Wrapped):
+    """A ReversibleEmbedding whose second table is the layer `reverse` inside."""
+
+    reverse: Any
+    compute_dtype: str
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._policy_adapter.call is not None
+        return self._policy_adapter.call(self, self._project, *args, **kwargs)
+
+    def _project(self, x: Any, dtype: str | None) -> Any:
+        inside = self.reverse
+        if isinstance(inside, Quantized) or inside.compute_dtype != self.compute_dtype:
+            return inside(x)
+        # As Keras computes it: an embedding casts no inputs.
+        return inside.call(x)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the layer's variables; of the two of a plain layer, the second inside."""
+        if set(store.keys()) == {"0", "1"}:
+            inside = self.reverse
+            inside.load_own_variables({"0": store["1"]})
+
+            def have_loaded(store: Any) -> None:
+                del vars(inside)["load_own_variables"]
+                if store.keys():
+                    inside.load_own_variables(store)
+
+            # Keras turns to the layer inside next, for which a plain layer's file has nothing.
+            vars(inside)["load_own_variables"] = have_loaded
+            store = {"0": store["0"]}
+        super().load_own_variables(store)
+
+
+class FloatReversible(Reversible, FloatLayer):
+    """One whose first table is a float."""
+
+    @property
+    def variable_serialization_spec(self) -> Any:
+        """What the layer itself writes to files: its first table."""
+        return keras.layers.Embedding.variable_serialization_spec.fget(self)
+
+    def rows(self, ids: Any) -> Any:
+        """Gives rows of the first table in the compute dtype."""
+        return keras.layers.Embedding.call(self, ids)
+
+
+class CodesReversible(Reversible, CodesEmbedding):
+    """One of whose first table only codes are left."""
+
+
+REVERSIBLE: dict[type[Wrapped], type[Wrapped]] = {
+    FloatLayer: FloatReversible,
+    CodesEmbedding: CodesReversible,
+}
+"""The mixins of a ReversibleEmbedding with two tables, by those of an Embedding."""
 
 
 def holders(model: Any) -> list[Any]:
@@ -123,16 +189,17 @@ def _settle_one(layer: Any, unwrapped: set[int]) -> None:
             names = {x.dtype_policy.name for x in below if not _keras.sublayers(x)}
             if len(names) == 1:
                 fields["_dtype_policy"] = keras.DTypePolicy(names.pop())
-        if isinstance(layer, Container):
+        if isinstance(layer, Changed):
             object.__setattr__(layer, "__class__", layer._policy_base)
         return
     sources = {x.policy_plan.policy.source_policy.name for x in inside}
     if len(sources) == 1:
         fields.setdefault("_policy_plain_dtype", fields["_dtype_policy"])
         fields["_dtype_policy"] = keras.DTypePolicy(sources.pop())
-    # Subclasses of Keras's graphs may make their layers anew too, as the models of keras_hub do.
-    if base_class(layer) not in _keras.GRAPHS and not isinstance(layer, Container):
-        object.__setattr__(layer, "__class__", wrapped_class(Container, base_class(layer)))
+    if not isinstance(layer, Changed):
+        # Subclasses of Keras's graphs may make their layers anew too, as keras_hub's models do.
+        mixin = Graph if type(layer) in _keras.GRAPHS else Container
+        object.__setattr__(layer, "__class__", wrapped_class(mixin, type(layer)))
 
 
 def _warn_of_compiled(model: Any) -> None:

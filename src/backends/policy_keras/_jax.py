@@ -26,7 +26,7 @@ from policy_jax._kernels import kernel_table as jax_kernel_table
 from policy_jax._ops import Array, numpy_dtype, platform
 from policy_jax._sites import on_cpu, single_device
 
-from ._keras import scope_of_values
+from ._keras import scope_of_pass, scope_of_values
 from ._kernels import CODES, PACKED
 
 Tensors = dict[str, Array]
@@ -127,7 +127,7 @@ def opened(variable: GradientState, state: Array) -> Array:
     The first call in a pass is where what all backward calls told becomes the next state. A second
     call of the same layer must hand on what was told to it: two gradients would be added up.
     """
-    scope = scope_of_values()
+    scope = scope_of_pass()
     if scope is None:
         return state
     seen = _OPENED.setdefault(scope, set())

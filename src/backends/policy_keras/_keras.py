@@ -46,6 +46,34 @@ def scope_of_values() -> Any:
     return get_stateless_scope() if in_stateless_scope() else None
 
 
+class WritingScope(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
+    """A scope that starts with the values of the one around it, and knows what was written.
+
+    Attributes:
+        written: The variables that have new values, in the order of their first ones.
+        whole: The outermost scope around it, that of a whole pass; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(collect_losses=True)
+        around = scope_of_values()
+        self.state_mapping.update({} if around is None else around.state_mapping)
+        self.whole: Any = around.whole if isinstance(around, WritingScope) else around
+        self.written: list[Any] = []
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Takes a variable's new value."""
+        if not any(variable is update[0] for variable in self.written):
+            self.written.append(update[0])
+        super().add_update(update)
+
+
+def scope_of_pass() -> Any:
+    """Gives the scope of values of a whole pass, not that of a part that JAX traces by itself."""
+    scope = scope_of_values()
+    return scope.whole if isinstance(scope, WritingScope) else scope
+
+
 def is_tracing() -> bool:
     """Says whether Keras looks for shapes alone, and variables have no values yet."""
     return scope_of_values() is not None
@@ -77,6 +105,19 @@ def add_variable(layer: Any, attribute: str, variable: Any) -> None:
     layer._track_variable(variable)
     setattr(layer, attribute, variable)
     layer._lock_state()
+
+
+def add_layer(layer: Any, attribute: str, child: Any) -> None:
+    """Gives a built layer one more layer inside."""
+    layer._tracker.unlock()
+    setattr(layer, attribute, child)
+    layer._lock_state()
+
+
+def drop_layer(layer: Any, attribute: str) -> None:
+    """Removes a layer inside another."""
+    layer._tracker.untrack(getattr(layer, attribute))
+    super(keras.Layer, layer).__delattr__(attribute)
 
 
 def new_variable(layer: Any, name: str, value: Any) -> Any:

@@ -16,9 +16,8 @@ from policy_core._plan import TensorSpec, plan
 from policy_core.errors import ConfigError
 
 from . import _containers, _keras
-from ._adapters import adapter_for
 from ._change import become
-from ._classes import VERSION, Wrapped, base_class, wrapped_class
+from ._classes import VERSION, Wrapped, adapter_of, base_class, wrapped_class
 from ._kernels import FRAMEWORK, PRODUCTS
 from ._layers import KeepsCodes
 from ._stored import SCALE, codes_variable, quantized_tensors
@@ -43,6 +42,11 @@ def rebuild(config: dict[str, Any]) -> Any:
             f"{VERSION}. Install a newer one."
         )
     layer = keras.saving.deserialize_keras_object({**kept["base"], "config": config})
+    if "dtype" in kept:
+        object.__setattr__(layer, "__class__", wrapped_class(_containers.Graph, type(layer)))
+        vars(layer)["_policy_plain_dtype"] = layer._dtype_policy
+        vars(layer)["_dtype_policy"] = keras.DTypePolicy(kept["dtype"])
+        return layer
     if "layers" not in kept:
         when_built(layer, lambda: attach(layer, kept))
         return layer
@@ -102,7 +106,7 @@ def attach(layer: Any, kept: dict[str, Any]) -> None:
     policy = get(kept["policy"])
     if isinstance(policy, DTypePolicyMap):
         raise ConfigError(f"A layer has one policy. Received: {shorten(kept['policy'])}")
-    adapter = adapter_for(base_class(layer))
+    adapter = adapter_of(layer)
     tensors, specs = tensors_of(layer, adapter)
     given = kept.get("plain_dtype")
     plain_dtype = None if given is None else keras.DTypePolicy(given)

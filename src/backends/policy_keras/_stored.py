@@ -10,7 +10,7 @@ from policy_core._dtypes import DTYPES, standardize_dtype
 from policy_core._forms import Axes
 from policy_core._plan import STATE_SUFFIXES, Plan, TensorSpec
 
-from ._adapters import LayerAdapter, form_of
+from ._adapters import REVERSE_TABLE, UNTIED, LayerAdapter, form_of
 from ._keras import own_variables, raw
 from ._kernels import CODES, FRAMEWORK, PACKED, PRODUCTS
 
@@ -91,11 +91,12 @@ def float_tensors(layer: Any, adapter: LayerAdapter) -> dict[str, Stored]:
     form = form_of(layer, adapter)
     weight = vars(layer).get(adapter.weight) if adapter.weight else None
     bias = vars(layer).get("bias")
+    apart = vars(layer).get(REVERSE_TABLE) if adapter is UNTIED else None
     tensors: dict[str, Stored] = {}
     if weight is not None:
         tensors["weight"] = Stored(weight, axes=None if form is None else form.axes)
     for variable in own_variables(layer):
-        if variable is weight:
+        if variable is weight or variable is apart:
             continue
         if variable is bias and adapter.weight:
             tensors["bias"] = Stored(variable, flat=form is not None and form.flat_bias)

@@ -17,9 +17,9 @@ from policy_core._backend import Site, Wrapping
 from policy_core._dtypes import shorten
 from policy_core._plan import LayerSpec, TensorSpec, plan
 
-from . import _keras, _takeover
-from ._adapters import LayerAdapter, adapter_for, reason_against
-from ._classes import Wrapped, base_class
+from . import _keras, _reversible, _takeover
+from ._adapters import LayerAdapter, reason_against
+from ._classes import Wrapped, adapter_of, base_class
 from ._kernels import PRODUCTS
 from ._layers import Quantized
 from ._policies import from_keras
@@ -52,7 +52,14 @@ def walk(model: Any, unbuilt: bool = False) -> list[Site]:
         layers.setdefault(id(layer), (layer, named, parent))
         if path not in paths.setdefault(id(layer), []):
             paths[id(layer)].append(path)
-    return [_site(tuple(paths[key]), *layers[key]) for key in layers]
+    sites = []
+    for key, (layer, named, parent) in layers.items():
+        sites.append(_site(tuple(paths[key]), layer, named, parent))
+        inside = _reversible.projection_of(layer)
+        if inside is not None:
+            below = tuple(_join(path, inside.name) for path in paths[key])
+            sites.append(_site(below, inside, _join(named, inside.name), layer))
+    return sites
 
 
 def _layers(
@@ -122,18 +129,22 @@ def _places(layer: Any) -> dict[int, list[str]]:
 
 
 def _site(paths: tuple[str, ...], layer: Any, named: str, parent: Any) -> Site:
-    adapter = adapter_for(base_class(layer))
+    adapter = adapter_of(layer)
     wrapping = layer._policy_wrapping if isinstance(layer, Wrapped) else None
     tensors, plain = tensors_of(layer, adapter)
     spec = spec_of(layer, adapter, paths[0], tensors, plain, parent)
-    aliases = tuple(dict.fromkeys(name for name in (named, layer.path) if name))
+    aliases = [named, layer.path]
+    if _reversible.owner_of(layer) is not None and parent is not None:
+        # A rule for the layer as Keras knows it is one for both of its tables.
+        above = [name.rpartition("/")[0] for name in (*paths, named)]
+        aliases += [*above, parent.path]
     return Site(
         paths=paths,
         layer=layer,
         spec=spec,
         tensors=dict(tensors),
         wrapping=None if wrapping is None else _wrapping_here(wrapping, spec),
-        aliases=tuple(alias for alias in aliases if alias not in paths),
+        aliases=tuple(name for name in dict.fromkeys(aliases) if name and name not in paths),
     )
 
 
@@ -203,13 +214,15 @@ def rules_of(policy: Any, sites: list[Site]) -> Any:
     rules: dict[str, Any] = {}
     used: set[str] = set()
     for site in sites:
-        matching = [key for key in policy if key == site.layer.path] or [
-            key for key in policy if re.fullmatch(key, site.layer.path or "")
-        ]
-        if matching:
-            wanted = from_keras(policy[site.layer.path])
-            rules.update(dict.fromkeys(site.paths, wanted))
-            used.update(matching)
+        for layer in (site.layer, _reversible.owner_of(site.layer)):
+            name = layer.path if layer is not None and layer.path else ""
+            matching = [key for key in policy if key == name] or [
+                key for key in policy if re.fullmatch(key, name)
+            ]
+            if matching:
+                rules.update(dict.fromkeys(site.paths, from_keras(policy[name])))
+                used.update(matching)
+                break
     rules.update({key: ours[key] for key in ours if key not in used and key not in rules})
     return DTypePolicyMap(from_keras(policy.default_policy), rules)
 

@@ -9,7 +9,7 @@ from keras import ops
 from policy_core._backend import Site, Step
 from policy_core._plan import Plan, TensorSpec
 
-from . import _containers, _keras, _takeover
+from . import _containers, _keras, _reversible, _takeover
 from ._change import become, plain_again
 from ._classes import Wrapped
 from ._kernels import FRAMEWORK, PRODUCTS
@@ -67,6 +67,7 @@ def validate(step: Step) -> None:
 
 def apply(model: Any, steps: Sequence[Step]) -> Any:
     """Wraps, or wraps anew, one layer after the other, freeing each float weight at once."""
+    _check_halves(steps)
     shared: dict[object, dict[str, Any]] = {}
     keys = [_weight_key(step.site) for step in steps]
     holders = _containers.holders(model)
@@ -87,6 +88,21 @@ def apply(model: Any, steps: Sequence[Step]) -> Any:
     return model
 
 
+def _check_halves(steps: Sequence[Step]) -> None:
+    """Refuses to wrap one of an untied ReversibleEmbedding's two tables, and leave one plain."""
+    wrapped = {id(step.site.layer): step.wrapping is not None for step in steps}
+    for step in steps:
+        owner = _reversible.owner_of(step.site.layer)
+        if owner is None or isinstance(owner, Wrapped):
+            continue
+        if wrapped[id(step.site.layer)] != wrapped.get(id(owner), False):
+            path = step.site.path
+            raise ValueError(
+                f"{path!r} and the layer that it is inside must both have a policy, or neither; "
+                "'float32' is one."
+            )
+
+
 def unwrap(model: Any, sites: Sequence[Site]) -> Any:
     """Makes layers plain again, dequantized where the float weight is gone."""
     shared: dict[object, dict[str, Any]] = {}
@@ -100,6 +116,7 @@ def unwrap(model: Any, sites: Sequence[Site]) -> Any:
             weight = _float(step, "weight")
         site.tensors = {}
         plain_again(layer, weight, tied)
+        _reversible.take_out(layer)
     _containers.settle(model, [site.layer for site in sites])
     return model
 

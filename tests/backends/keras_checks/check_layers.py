@@ -111,39 +111,6 @@ def test_grouped_convolution_is_left_out():
     assert "2 groups" in pc.report(layer).rows[0].note
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_reversible_embedding(mode):
-    """A tied ReversibleEmbedding looks up and multiplies by one set of codes."""
-    layer = keras.layers.ReversibleEmbedding(11, 6, logit_soft_cap=5.0)
-    layer.build()
-    layer.set_weights([RANDOM.standard_normal((11, 6)).astype(np.float32)])
-    ids = np.array([[0, 3], [10, 7]])
-    x = RANDOM.standard_normal((2, 6)).astype(np.float32)
-    rows, logits = array(layer(ids)), array(layer(x, reverse=True))
-    pc.wrap(layer, f"{mode}_from_float32")
-    assert len(pc.report(layer).rows) == 1
-    assert error(layer(ids), rows) < 0.08
-    assert error(layer(x, reverse=True), logits) < 0.1
-
-
-def test_reverse_dtype():
-    """`reverse_dtype` is the dtype of the logits, not rounded to the compute dtype before."""
-    layer = keras.layers.ReversibleEmbedding(11, 6, reverse_dtype="float32")
-    layer.build()
-    pc.wrap(layer, "int8_from_mixed_bfloat16")
-    x = RANDOM.standard_normal((2, 6)).astype(np.float32)
-    assert keras.backend.standardize_dtype(layer(x, reverse=True).dtype) == "float32"
-    assert keras.backend.standardize_dtype(layer(np.array([1, 2])).dtype) == "bfloat16"
-
-
-def test_untied_reversible_embedding_is_left_out():
-    """With two tables it follows the source policy, and the report says why."""
-    layer = keras.layers.ReversibleEmbedding(11, 6, tie_weights=False)
-    layer.build()
-    pc.wrap(layer, "int8_from_float32")
-    assert "two tables" in pc.report(layer).rows[0].note
-
-
 @pytest.mark.parametrize("kind", ["multi_head", "grouped_query"])
 @pytest.mark.parametrize("mode", ["int8", "float8"])
 def test_attention(kind, mode):

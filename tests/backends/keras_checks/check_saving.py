@@ -143,6 +143,7 @@ def test_keras_file_round_trip(make, policy, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert np.array_equal(array(loaded(IDS)), wanted)
     assert policies_of(loaded) == policies_of(model)
+    assert loaded.dtype_policy.name == model.dtype_policy.name
     assert pc.wrap(loaded, policy) is loaded
     assert {type(x).__name__ for x in loaded._flatten_layers()} == {
         type(x).__name__ for x in model._flatten_layers()
@@ -150,6 +151,17 @@ def test_keras_file_round_trip(make, policy, tmp_path):
     pc.unwrap(loaded)
     assert {row.asked for row in pc.report(loaded).rows} == {""}
     assert keras.backend.standardize_dtype(loaded(IDS).dtype) == "float32"
+    assert loaded.dtype_policy.name == "float32"
+
+
+@pytest.mark.parametrize("make", [functional, sequential])
+def test_loaded_model_gets_loss_scaling(make, tmp_path):
+    """A model under mixed_float16 that was loaded gets a loss scale from compile, as before."""
+    pc.wrap(make(), "mixed_float16").save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.compile("sgd", "mse")
+    assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert type(pc.unwrap(loaded)) in (keras.Sequential, type(make()))
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -267,6 +279,27 @@ def test_documented_attention(policy, tmp_path):
     model.save(tmp_path / "again.keras")  # Keras changes the policies that it serializes
     loaded = keras.models.load_model(tmp_path / "again.keras")
     assert np.array_equal(array(loaded(data)), wanted)
+    assert policies_of(loaded) == policies_of(model)
+
+
+def test_layer_that_was_wrapped_alone(tmp_path):
+    """A layer wrapped alone inside a custom one loads by weights, or after the model is wrapped."""
+    model = sequential()
+    block = model.layers[1].layers[0]
+    pc.wrap(block.steps[0], "int8_from_float32")
+    wanted = array(model(IDS))
+    model.save(tmp_path / "alone.keras")
+    # The block is plain, and makes plain layers: no one tells them otherwise.
+    with pytest.raises(ValueError, match="expected 2 variables, but received 4"):
+        keras.models.load_model(tmp_path / "alone.keras")
+    other = sequential()
+    pc.wrap(other.layers[1].layers[0].steps[0], "int8_from_float32")
+    other.load_weights(tmp_path / "alone.keras")
+    assert np.array_equal(array(other(IDS)), wanted)
+    pc.wrap(model, "float32", on_wrapped="keep")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert np.array_equal(array(loaded(IDS)), wanted)
     assert policies_of(loaded) == policies_of(model)
 
 

@@ -1,5 +1,7 @@
 """compile, fit, evaluate and predict with wrapped models; float8 state through Keras's trainers."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -264,3 +266,63 @@ def test_int8_under_jit_compile(jit):
     wanted = array(model(X))
     model.compile(jit_compile=jit)
     assert np.array_equal(model.predict(X, verbose=0), wanted)
+
+
+# On PyTorch what is computed again draws new noise, averages once more, and finds the scale that the
+# last call of the layer has left.
+PURE = BACKEND == "torch"
+CALLS = 1 if PURE else 2
+
+
+class Repeated(keras.layers.Layer):
+    """A layer that calls another one several times, each time with noise after it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inside = keras.layers.Dense(8, activation="gelu")
+        self.noise = keras.layers.Dropout(0.0 if PURE else 0.1, seed=1)
+
+    def build(self, shape):
+        self.inside.build(shape)
+
+    def call(self, x, training=None):
+        for _ in range(CALLS):
+            x = self.noise(self.inside(x, training=training), training=training)
+        return x
+
+
+def trained(scope, whole, policy, regularizer=None):
+    """Gives what a model is after two steps, of which the scope makes all or the layers alone."""
+    keras.utils.set_random_seed(0)
+    with scope:
+        norm = keras.layers.LayerNormalization() if PURE else keras.layers.BatchNormalization()
+        layers = [Repeated(), norm, keras.layers.Dense(3, activity_regularizer=regularizer)]
+        model = keras.Sequential([keras.Input((8,)), *layers]) if whole else None
+    model = model or keras.Sequential([keras.Input((8,)), *layers])
+    pc.wrap(model, policy)
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    model.fit(X, Y, batch_size=16, verbose=0, shuffle=False)
+    return state_of(model)
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="Keras's own layers fail under RematScope")
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("policy", ["float8_from_float32", "int8_from_float32"])
+def test_rematerialization(policy, whole):
+    """Under RematScope a model trains as without it: weights, float8 state, averages and noise."""
+    wanted = trained(contextlib.nullcontext(), whole, policy)
+    found = trained(keras.RematScope(mode="full"), whole, policy)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    if policy.startswith("float8"):
+        assert np.count_nonzero(found["0/inside/output_grad_amax_history"]) == 2 * CALLS
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="JAX alone traces the scope's calls by themselves")
+def test_losses_inside_rematerialization_are_refused():
+    """A loss that a layer adds inside a call under RematScope is an error, and not lost."""
+    policy, regularizer = "int8_from_float32", keras.regularizers.L2(0.1)
+    with pytest.raises((ValueError, RuntimeError), match="adds a loss"):
+        trained(keras.RematScope(mode="full"), True, policy, regularizer)
+    trained(keras.RematScope(mode="full"), False, policy, regularizer)
