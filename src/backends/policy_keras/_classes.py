@@ -174,7 +174,20 @@ def _new_class(mixin: type[Changed], base: Any) -> type[Any]:
     if _keras.is_default(base.get_config):
         # Keras makes configs from constructor arguments for classes that leave it to Keras.
         attributes["get_config"] = _default_get_config(mixin)
+    if hasattr(base, "export") and keras.config.backend() == "jax":
+        attributes["export"] = _export_of(base)
     return type(base.__name__, (mixin, base), attributes)
+
+
+def _export_of(base: Any) -> Any:
+    @functools.wraps(base.export)
+    def export(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from ._export import plain_codes  # its layers are of these classes
+
+        with plain_codes(self):
+            return base.export(self, *args, **kwargs)
+
+    return export
 
 
 def _call_of(base: Any) -> Any:

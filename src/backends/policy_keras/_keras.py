@@ -143,9 +143,14 @@ def recast(variable: Any, dtype: str) -> None:
     """Gives a variable another dtype; the object stays, and with it whatever refers to it."""
     if variable._dtype == dtype:
         return
-    value = keras.ops.cast(raw(variable), dtype)
-    variable._dtype = dtype
+    refill(variable, keras.ops.cast(raw(variable), dtype))
+
+
+def refill(variable: Any, value: Any) -> None:
+    """Gives a variable a value of another shape and dtype."""
+    variable._dtype = keras.backend.standardize_dtype(value.dtype)
     variable._initialize(value)
+    variable._ndim = len(variable.shape)
 
 
 def refresh_signature(layer: Any) -> None:

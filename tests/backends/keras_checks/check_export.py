@@ -127,14 +127,51 @@ def test_unknown_sizes(tmp_path):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="elsewhere the exported program has the kernels")
 def test_kernels_after_export(tmp_path):
-    """An export leaves the model as it is: what JAX compiles before and after calls the kernels."""
+    """An export leaves a model as it was, also one that fails: JAX goes on to call the kernels."""
     import jax
 
     wrapped = pc.wrap(model(), "int8_from_float32")
-    before = jax.jit(wrapped).lower(X).as_text()
+    before = [array(variable) for variable in wrapped.variables]
     export(wrapped, tmp_path / "saved")
-    after = jax.jit(lambda x: wrapped(x)).lower(X).as_text()
-    assert before.count("policy_jax_linear") == after.count("policy_jax_linear") == 2
+    with pytest.raises(ValueError, match="nonsense"):
+        wrapped.export(tmp_path / "other", format="nonsense")
+    after = [array(variable) for variable in wrapped.variables]
+    assert all(map(np.array_equal, before, after))
+    program = jax.jit(lambda x: wrapped(x)).lower(X).as_text()
+    assert program.count("custom_call @policy_jax_linear") == 2
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="elsewhere the exported program has the kernels")
+def test_exported_codes(tmp_path):
+    """What JAX exports holds int8 codes as they are, once for layers that share them."""
+    shared = keras.layers.Dense(8)
+    x = keras.Input((8,))
+    tied = keras.Model(x, shared(shared(x)))
+    wrapped = pc.wrap(tied, "int8_from_float32")
+    codes = {tuple(v.shape) for v in wrapped.variables if v.dtype == "int8"}
+    export(wrapped, tmp_path / "saved")
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(tmp_path / "saved"))
+    assert not codes
+    assert [v.shape for v in loaded.variables if v.dtype == tf.int8] == [(8, 8)]
+    assert not any(v.dtype == tf.uint8 for v in loaded.variables)
+
+
+@saved_model
+def test_export_archive(tmp_path):
+    """`keras.export.ExportArchive` by hand gives the same numbers."""
+    wrapped = pc.wrap(model(), "int8_from_float32")
+    archive = keras.export.ExportArchive()
+    archive.track(wrapped)
+    spec = [keras.InputSpec(shape=(None, 8), dtype="float32")]
+    archive.add_endpoint(name="serve", fn=wrapped.call, input_signature=spec)
+    if KERNELS:
+        archive.write_out(tmp_path / "saved", verbose=False)
+    else:
+        with pytest.warns(UserWarning, match="KERAS_BACKEND=tensorflow"):
+            archive.write_out(tmp_path / "saved", verbose=False)
+    assert np.array_equal(served(tmp_path / "saved", tmp_path), array(wrapped(X)))
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="torch.export")
