@@ -79,7 +79,7 @@ def _without_channels(names: Names) -> Names:
     return tuple("" if name == CHANNELS else name for name in names)
 
 
-def _flat(*parts: Any) -> set[str]:
+def flat(*parts: Any) -> set[str]:
     """Gives the mesh axes that entries of a PartitionSpec name."""
     return {a for part in parts for a in (part if isinstance(part, tuple) else (part,))} - {None}
 
@@ -91,7 +91,7 @@ def _axes_of(values: Sequence[tuple[Names, Any]]) -> dict[str, Any]:
     for names, value in values:
         spec = value.sharding.spec if value.sharding is not None else ()
         for name, over in zip(names, spec, strict=False):
-            own = _flat(over)
+            own = flat(over)
             if name and own and name not in axes and not own & taken:
                 axes[name] = over
                 taken |= own
@@ -99,7 +99,7 @@ def _axes_of(values: Sequence[tuple[Names, Any]]) -> dict[str, Any]:
 
 
 def _ways(mesh: Any, over: Any) -> int:
-    return math.prod(mesh.shape[axis] for axis in _flat(over))
+    return math.prod(mesh.shape[axis] for axis in flat(over))
 
 
 def _sharding(mesh: Any, axes: dict[str, Any], names: Names) -> NamedSharding:
@@ -144,7 +144,7 @@ def rows_sharding(mesh: Any, x: Array, weight: Array) -> NamedSharding:
     """Gives the sharding of a product's type: rows as those of `x`, channels as the weight's."""
     rows = tuple(jax.typeof(x).sharding.spec)[: x.ndim - 1]
     channels = (*jax.typeof(weight).sharding.spec, None)[0]
-    return NamedSharding(mesh, P(*rows, None if _flat(channels) & _flat(*rows) else channels))
+    return NamedSharding(mesh, P(*rows, None if flat(channels) & flat(*rows) else channels))
 
 
 def taken_sharding(mesh: Any, ids: Array) -> NamedSharding:

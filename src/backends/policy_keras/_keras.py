@@ -79,11 +79,20 @@ def add_variable(layer: Any, attribute: str, variable: Any) -> None:
     layer._lock_state()
 
 
-def new_variable(layer: Any, name: str, value: Any) -> Any:
-    """Gives a variable under a layer's name that neither optimizers nor autocast touch."""
-    dtype = keras.backend.standardize_dtype(value.dtype)
+def new_variable(layer: Any, name: str, value: Any, layout: Any) -> Any:
+    """Gives a variable under a layer's name that neither optimizers nor autocast touch.
+
+    Args:
+        layer: The layer.
+        name: The variable's name.
+        value: Its value.
+        layout: How it is spread over devices; None for Keras's own way.
+    """
+    options = {"dtype": keras.backend.standardize_dtype(value.dtype), "name": name}
+    # Replicas of a TensorFlow strategy compute the same values.
+    options |= {"aggregation": "only_first_replica", "layout": layout}
     with layer._open_name_scope():
-        return keras.Variable(value, dtype=dtype, trainable=False, autocast=False, name=name)
+        return keras.Variable(value, trainable=False, autocast=False, **options)
 
 
 def drop_attribute(layer: Any, name: str) -> None:

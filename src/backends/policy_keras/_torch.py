@@ -1,10 +1,12 @@
 """Products where Keras runs on PyTorch; `_kernels.Products` says what each function gives."""
 
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from policy_core._forms import Axes
 from policy_core._plan import Plan
 from policy_torch import _native
 from policy_torch._autograd import codes_linear, float8_linear, packed_linear
@@ -21,9 +23,21 @@ from ._kernels import CODES, PACKED
 Tensors = dict[str, torch.Tensor]
 
 
-def kernel_table(tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+def kernel_table(tensor: Any, axes: Axes | None) -> tuple[str, tuple[tuple[str, str, str], ...]]:
     device = "cpu" if tensor is None else tensor.device.type
     return device, torch_kernel_table(device)
+
+
+def place_of(variable: Any) -> None:
+    return None
+
+
+def made_at(place: None) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def layout(place: None, shape: tuple[int, ...] | None = None, axes: Axes | None = None) -> None:
+    return None
 
 
 def _packs(plan: Plan) -> bool:
@@ -115,5 +129,5 @@ def frozen_weight(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Ten
     return encode(weight, scale, plan.weight_codes), scale.reshape(1, 1)
 
 
-def gradient_state(layer: Any, name: str, value: Any) -> None:
+def gradient_state(layer: Any, name: str, value: Any, layout: None) -> None:
     return None
