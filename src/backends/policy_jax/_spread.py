@@ -46,8 +46,9 @@ def spread(
         result: Names of its axes.
         packed: Which operand is a packed weight; None if none is.
     """
-    if packed is not None and n % PANEL:
-        # Its last panel is not full: the channels of a device would be no whole panels.
+    if packed is not None and (n % PANEL or n == PANEL):
+        # Its last panel is not full: the channels of a device would be no whole panels. And of one
+        # panel alone Shardy's rules cannot say that its channels are two axes in one.
         operands, result = [_without_channels(o) for o in operands], _without_channels(result)
         packed = None
     operands = tuple(operands)

@@ -88,9 +88,8 @@ def new_variable(layer: Any, name: str, value: Any, layout: Any) -> Any:
         value: Its value.
         layout: How it is spread over devices; None for Keras's own way.
     """
-    options = {"dtype": keras.backend.standardize_dtype(value.dtype), "name": name}
-    # Replicas of a TensorFlow strategy compute the same values.
-    options |= {"aggregation": "only_first_replica", "layout": layout}
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    options = {"dtype": dtype, "name": name, "layout": layout}
     with layer._open_name_scope():
         return keras.Variable(value, trainable=False, autocast=False, **options)
 
