@@ -73,7 +73,12 @@ def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
 
 
 def linear(
-    plan: Plan, shape: tuple[int, int], x: Array, tensors: Tensors, training: bool
+    plan: Plan,
+    shape: tuple[int, int],
+    x: Array,
+    tensors: Tensors,
+    training: bool,
+    group: None,
 ) -> tuple[Array, Tensors]:
     how = _layers.recipe(plan, training)
     if how.native and _traced_by_tensorflow():

@@ -62,7 +62,13 @@ class Products(Protocol):
         """Gives the codes that were stored, of a shape and a dtype."""
 
     def linear(
-        self, plan: Plan, shape: tuple[int, int], x: Any, tensors: Tensors, training: bool
+        self,
+        plan: Plan,
+        shape: tuple[int, int],
+        x: Any,
+        tensors: Tensors,
+        training: bool,
+        group: Any,
     ) -> tuple[Any, Tensors]:
         """Gives a quantized product, and the delayed-scaling state after it.
 
@@ -73,6 +79,8 @@ class Products(Protocol):
             tensors: Those of `plan.storage`, codes as they are stored; state as the variables hold
                 it.
             training: Whether delayed-scaling state moves.
+            group: What `policy_torch.share_amax` gave the layer: the processes over which an amax is
+                a maximum. None for this one, and for those that the framework itself knows of.
 
         Returns:
             Floats of shape (..., n) in the compute dtype; the state tensors to write, by name.

@@ -59,7 +59,12 @@ def restore(stored: Any, shape: tuple[int, int], dtype: str) -> Any:
 
 
 def linear(
-    plan: Plan, shape: tuple[int, int], x: Any, tensors: Tensors, training: bool
+    plan: Plan,
+    shape: tuple[int, int],
+    x: Any,
+    tensors: Tensors,
+    training: bool,
+    group: None,
 ) -> tuple[Any, Tensors]:
     if x.shape[-1] is None:
         x = tf.ensure_shape(x, [*([None] * (x.shape.rank - 1)), shape[1]])

@@ -58,14 +58,19 @@ def restore(stored: torch.Tensor, shape: tuple[int, int], dtype: str) -> torch.T
 
 
 def linear(
-    plan: Plan, shape: tuple[int, int], x: torch.Tensor, tensors: Tensors, training: bool
+    plan: Plan,
+    shape: tuple[int, int],
+    x: torch.Tensor,
+    tensors: Tensors,
+    training: bool,
+    group: Any,
 ) -> tuple[torch.Tensor, Tensors]:
     n, k = shape
     rows = as_rows(x, k)
     bias = tensors.get("bias")
     with autocast_off(x.device):
         if plan.trainable:
-            y = _trainable(plan, rows, tensors, bias, training)
+            y = _trainable(plan, rows, tensors, bias, training, group)
         else:
             x_scale = None
             if plan.delayed and plan.input_codes is not None:
@@ -80,7 +85,12 @@ def linear(
 
 
 def _trainable(
-    plan: Plan, rows: torch.Tensor, tensors: Tensors, bias: torch.Tensor | None, training: bool
+    plan: Plan,
+    rows: torch.Tensor,
+    tensors: Tensors,
+    bias: torch.Tensor | None,
+    training: bool,
+    group: Any,
 ) -> torch.Tensor:
     assert plan.weight_codes is not None
     assert plan.input_codes is not None
@@ -90,11 +100,14 @@ def _trainable(
     moving = is_training_call(asked, rows.shape[0])
     x_scale = weight_scale = state = None
     if plan.delayed:
-        x_scale = delayed_scale(_state(tensors, "input"), rows, plan.input_codes, moving)
-        weight_scale = delayed_scale(_state(tensors, "weight"), weight, plan.weight_codes, moving)
+        pairs = (("input", rows, plan.input_codes), ("weight", weight, plan.weight_codes))
+        x_scale, weight_scale = (
+            delayed_scale(_state(tensors, role), value, codes, moving, group)
+            for role, value, codes in pairs
+        )
         state = _state(tensors, "output_grad")
     return float8_linear(
-        rows, weight, bias, x_scale, weight_scale, GradientScale(state, moving, None), plan
+        rows, weight, bias, x_scale, weight_scale, GradientScale(state, moving, group), plan
     )
 
 
