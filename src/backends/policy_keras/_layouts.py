@@ -44,7 +44,7 @@ def layout(
         part if size % ways(kernel, part) == 0 else None
         for size, part in zip(shape, over, strict=True)
     )
-    return NamedSharding(kernel.mesh, P(*spec))
+    return NamedSharding(kernel.mesh, P(*spec))  # type: ignore[no-untyped-call]
 
 
 def _over(kernel: NamedSharding, axes: Axes) -> list[Any]:

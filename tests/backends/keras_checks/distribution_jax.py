@@ -62,7 +62,7 @@ def fit(model, epochs=2):
 
 def trained(policy):
     model = pc.wrap(mlp(), policy)
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.SGD(0.001), "mse")
     return model, fit(model)
 
 
