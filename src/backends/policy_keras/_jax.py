@@ -32,8 +32,8 @@ from policy_jax._sites import on_cpu, single_device
 
 from ._keras import raw, scope_of_values
 from ._kernels import CODES, PACKED
-from ._layouts import kernels_reach, layout_of
 from ._layouts import layout as layout
+from ._layouts import layout_of, reason_against
 
 Tensors = dict[str, Array]
 _EXPORTED = (
@@ -44,7 +44,7 @@ _EXPORTED = (
 
 def kernel_table(tensor: Any, axes: Axes | None) -> tuple[str, tuple[tuple[str, str, str], ...]]:
     device = platform(tensor)
-    return device, jax_kernel_table(device, kernels_reach(tensor, axes))
+    return device, jax_kernel_table(device, reason_against(tensor, axes))
 
 
 def place_of(variable: Any) -> NamedSharding | None:

@@ -67,8 +67,8 @@ def ways(layout: NamedSharding, part: Any) -> int:
     return math.prod(layout.mesh.shape[axis] for axis in flat(part))
 
 
-def kernels_reach(array: Array | None, axes: Axes | None) -> bool:
-    """Says whether native kernels can multiply by a weight on each of its devices, as it lies there.
+def reason_against(array: Array | None, axes: Axes | None) -> str:
+    """Says why native kernels cannot multiply by a weight as it lies on its devices; `""` if they can.
 
     They can where it is whole, or spread by panels of output channels, but not where each device has
     a part of each sum.
@@ -78,16 +78,19 @@ def kernels_reach(array: Array | None, axes: Axes | None) -> bool:
         axes: Which of its axes make up (out, in); None for one of that shape, or packed.
     """
     if single_device(array):
-        return True
+        return ""
     assert array is not None
-    spread = layout_of(array)
-    if spread is None or not array.is_fully_addressable:
-        return False
-    if is_packed(array) or spread.is_fully_replicated:
-        return True
-    axes = axes or OUT_IN
-    if array.ndim != len(axes.out) + len(axes.contracted):
-        return False
-    out, *rest = (_part(spread, axis) for axis in (*axes.out, *axes.contracted))
+    if not array.is_fully_addressable:
+        return "the layer is on devices of several processes"
+    if is_packed(array) or array.is_fully_replicated:
+        return ""
+    spread, axes = layout_of(array), axes or OUT_IN
+    if spread is None or array.ndim != len(axes.out) + len(axes.contracted):
+        return "the layer is on several devices"
+    out, *others = (_part(spread, axis) for axis in axes.out)
+    if flat(*(_part(spread, axis) for axis in axes.contracted)):
+        return "each device has a part of each sum"
     channels = math.prod(array.shape[axis] for axis in axes.out)
-    return not flat(*rest) and channels % (ways(spread, out) * PANEL) == 0
+    if flat(*others) or channels % (ways(spread, out) * PANEL):
+        return f"devices share panels of {PANEL} output channels"
+    return ""

@@ -130,6 +130,8 @@ def test_products_are_those_of_one_device(mode, which):
     native = {path: not kernel.endswith("_xla") for path, kernel in kernels_of(model).items()}
     # Sums of which each device has a part are XLA's own.
     assert native == {"up": KERNELS, "down": KERNELS and which == "data", "out": KERNELS}
+    notes = [row.note for row in pc.report(model).rows]
+    assert ("each device has a part of each sum" in notes[1]) is (which == "model")
     assert ("policy_jax_linear" in text) is KERNELS
 
 
