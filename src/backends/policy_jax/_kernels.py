@@ -27,21 +27,21 @@ MAX_CONTRACTION = 131_072
 PRODUCTS = ("linear_s8", "linear_s8w", "linear_f8", "linear_f8w")
 
 
-def kernel_table(device: str, single: bool = True) -> tuple[tuple[str, str, str], ...]:
+def kernel_table(device: str, against: str = "") -> tuple[tuple[str, str, str], ...]:
     """Gives for each operation the kernel that runs, and what to know about it, for a LayerSpec.
 
     Args:
         device: `"cpu"`, `"cuda"`, `"tpu"`, …
-        single: Whether the layer is on one device; a custom call would gather what is sharded.
+        against: Why the native kernels cannot multiply by the weight as it lies; `""` if they can.
     """
     rows = [("float", "xla", ""), ("rows_s8", "rows_s8_xla", ""), ("rows_f8", "rows_f8_xla", "")]
     for operation in PRODUCTS:
         name, note = f"{operation}_xla", ""
-        if device == "cpu" and single and _native.available():
+        if device == "cpu" and not against and _native.available():
             name = policy_kernels.kernel_name(operation)
             note = "smaller, not faster: the scalar kernel runs" if name.endswith("scalar") else ""
         elif device == "cpu":
-            why = _native.reason_against() if single else "the layer is on several devices"
+            why = against or _native.reason_against()
             note = f"smaller, not faster: XLA's own dot runs ({why})"
         rows.append((operation, name, note))
     return tuple(rows)

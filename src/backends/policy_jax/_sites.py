@@ -101,6 +101,7 @@ def layer_spec(
         )
     first = next(iter(tensors.values())).array if tensors else None
     device = platform(first)
+    against = "" if single_device(first) else "the layer is on several devices"
     return LayerSpec(
         path=path,
         layer_type=layer_type,
@@ -109,7 +110,7 @@ def layer_spec(
         contracted_axes=(1,) if kind in ("linear", "embedding") else (),
         device=device,
         left_out=left_out,
-        kernels=kernel_table(device, single_device(first)),
+        kernels=kernel_table(device, against),
     )
 
 

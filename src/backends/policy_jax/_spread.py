@@ -46,8 +46,9 @@ def spread(
         result: Names of its axes.
         packed: Which operand is a packed weight; None if none is.
     """
-    if packed is not None and n % PANEL:
-        # Its last panel is not full: the channels of a device would be no whole panels.
+    if packed is not None and (n % PANEL or n == PANEL):
+        # Its last panel is not full: the channels of a device would be no whole panels. And of one
+        # panel alone Shardy's rules cannot say that its channels are two axes in one.
         operands, result = [_without_channels(o) for o in operands], _without_channels(result)
         packed = None
     operands = tuple(operands)
@@ -79,7 +80,7 @@ def _without_channels(names: Names) -> Names:
     return tuple("" if name == CHANNELS else name for name in names)
 
 
-def _flat(*parts: Any) -> set[str]:
+def flat(*parts: Any) -> set[str]:
     """Gives the mesh axes that entries of a PartitionSpec name."""
     return {a for part in parts for a in (part if isinstance(part, tuple) else (part,))} - {None}
 
@@ -91,7 +92,7 @@ def _axes_of(values: Sequence[tuple[Names, Any]]) -> dict[str, Any]:
     for names, value in values:
         spec = value.sharding.spec if value.sharding is not None else ()
         for name, over in zip(names, spec, strict=False):
-            own = _flat(over)
+            own = flat(over)
             if name and own and name not in axes and not own & taken:
                 axes[name] = over
                 taken |= own
@@ -99,7 +100,7 @@ def _axes_of(values: Sequence[tuple[Names, Any]]) -> dict[str, Any]:
 
 
 def _ways(mesh: Any, over: Any) -> int:
-    return math.prod(mesh.shape[axis] for axis in _flat(over))
+    return math.prod(mesh.shape[axis] for axis in flat(over))
 
 
 def _sharding(mesh: Any, axes: dict[str, Any], names: Names) -> NamedSharding:
@@ -144,7 +145,7 @@ def rows_sharding(mesh: Any, x: Array, weight: Array) -> NamedSharding:
     """Gives the sharding of a product's type: rows as those of `x`, channels as the weight's."""
     rows = tuple(jax.typeof(x).sharding.spec)[: x.ndim - 1]
     channels = (*jax.typeof(weight).sharding.spec, None)[0]
-    return NamedSharding(mesh, P(*rows, None if _flat(channels) & _flat(*rows) else channels))
+    return NamedSharding(mesh, P(*rows, None if flat(channels) & flat(*rows) else channels))
 
 
 def taken_sharding(mesh: Any, ids: Array) -> NamedSharding:

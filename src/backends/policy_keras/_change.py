@@ -8,6 +8,7 @@ from keras import ops
 
 from policy_core._backend import Wrapping
 from policy_core._dtypes import is_castable_float
+from policy_core._forms import OUT_IN, Axes
 from policy_core._plan import Plan, TensorSpec
 
 from . import _containers, _keras, _reversible, _takeover
@@ -58,7 +59,7 @@ def become(
     if codes_only or _is_codes(fields.get(adapter.weight)):
         _keras.drop_attribute(layer, adapter.weight)
     if codes_only:
-        _put_codes(layer, plan, tensors, tied)
+        _put_codes(layer, plan, OUT_IN if form is None else form.axes, tensors, tied)
     elif adapter.weight and adapter.weight not in fields:
         _put_weight(layer, adapter, tensors["weight"], tied)
     object.__setattr__(layer, "__class__", wrapped_class(mixin, base))
@@ -90,6 +91,7 @@ def _remember(layer: Any, adapter: Any, plain: tuple[TensorSpec, ...]) -> None:
         fields["_policy_weight_traits"] = {
             "name": weight.name,
             "trainable": weight.trainable or _is_codes(weight),
+            "place": PRODUCTS.place_of(weight),
             "regularizer": getattr(weight, "regularizer", None)
             or copy.copy(getattr(layer, f"{stem}_regularizer", None)),
             "constraint": getattr(weight, "constraint", None)
@@ -97,13 +99,23 @@ def _remember(layer: Any, adapter: Any, plain: tuple[TensorSpec, ...]) -> None:
         }
 
 
-def _put_codes(layer: Any, plan: Plan, tensors: dict[str, Any], tied: dict[str, Any]) -> None:
+def _new_variable(layer: Any, name: str, value: Any, axes: Axes | None = None) -> Any:
+    """Gives a variable where the layer's weight is, or was; `axes` as for `Products.layout`."""
+    place = vars(layer)["_policy_weight_traits"]["place"]
+    with PRODUCTS.made_at(place):
+        layout = PRODUCTS.layout(place, tuple(value.shape), axes)
+        return _keras.new_variable(layer, name, value, layout)
+
+
+def _put_codes(
+    layer: Any, plan: Plan, axes: Axes, tensors: dict[str, Any], tied: dict[str, Any]
+) -> None:
     if "codes" not in tied:
         codes = tensors.pop("weight")
         multiplies = adapter_of(layer).kind != "embedding"
         name, value = PRODUCTS.store(codes, plan, multiplies)
-        tied["codes"] = (name, _keras.new_variable(layer, name, value))
-        tied["scale"] = _keras.new_variable(layer, SCALE, tensors.pop(SCALE))
+        tied["codes"] = (name, _new_variable(layer, name, value, axes))
+        tied["scale"] = _new_variable(layer, SCALE, tensors.pop(SCALE), axes)
     name, variable = tied["codes"]
     _keras.add_variable(layer, name, variable)
     _keras.add_variable(layer, SCALE, tied["scale"])
@@ -114,8 +126,10 @@ def _put_weight(layer: Any, adapter: Any, weight: Any, tied: dict[str, Any]) -> 
     traits = vars(layer)["_policy_weight_traits"]
     if "kernel" not in tied:
         shape = vars(layer)["_policy_kernel_shape"]
+        place = traits["place"]
         options = {"trainable": traits["trainable"], "name": traits["name"]}
-        with layer._open_name_scope():
+        options["layout"] = PRODUCTS.layout(place)
+        with PRODUCTS.made_at(place), layer._open_name_scope():
             form = form_of(layer, adapter)
             if form is not None:
                 weight = form.axes.from_file(keras.ops, weight, shape)
@@ -134,12 +148,14 @@ def _put_states(layer: Any, plan: Plan, tensors: dict[str, Any]) -> None:
     scale, history = states.get("output_grad_scale"), states.get("output_grad_amax_history")
     if scale is not None and history is not None:
         joined = ops.concatenate([ops.reshape(scale, (1,)), history])
-        variable = PRODUCTS.gradient_state(layer, GRADIENT_STATE, joined)
+        place = vars(layer)["_policy_weight_traits"]["place"]
+        layout = PRODUCTS.layout(place, tuple(joined.shape), None)
+        variable = PRODUCTS.gradient_state(layer, GRADIENT_STATE, joined, layout)
         if variable is not None:
             _keras.add_variable(layer, GRADIENT_STATE, variable)
             del states["output_grad_scale"], states["output_grad_amax_history"]
     for name, value in states.items():
-        _keras.add_variable(layer, name, _keras.new_variable(layer, name, value))
+        _keras.add_variable(layer, name, _new_variable(layer, name, value))
 
 
 def _recast(
@@ -152,9 +168,14 @@ def _recast(
         if name not in names or name not in wanted:
             continue
         if is_castable_float(wanted[name]):
-            _keras.recast(stored.variable, wanted[name])
+            _recast_one(stored.variable, wanted[name])
         if name in values:
             stored.write(values[name])
+
+
+def _recast_one(variable: Any, dtype: str) -> None:
+    with PRODUCTS.made_at(PRODUCTS.place_of(variable)):
+        _keras.recast(variable, dtype)
 
 
 def _floats_of(layer: Any, adapter: Any) -> dict[str, Stored]:
@@ -190,7 +211,7 @@ def plain_again(layer: Any, weight: Any, tied: dict[str, Any]) -> None:
     dtypes = {spec.name: spec.dtype for spec in plain}
     for name, stored in float_tensors(layer, adapter).items():
         if is_castable_float(dtypes.get(name, "bool")):
-            _keras.recast(stored.variable, dtypes[name])
+            _recast_one(stored.variable, dtypes[name])
     _keras.refresh_signature(layer)
 
 

@@ -12,12 +12,16 @@ import functools
 import sys
 import warnings
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
+from jax.sharding import NamedSharding
 
+from policy_core._forms import Axes
 from policy_core._plan import Plan
 from policy_core._scaling import AmaxState
 from policy_jax import _delayed, _layers, _packed
@@ -26,8 +30,10 @@ from policy_jax._kernels import kernel_table as jax_kernel_table
 from policy_jax._ops import Array, numpy_dtype, platform
 from policy_jax._sites import on_cpu, single_device
 
-from ._keras import scope_of_pass, scope_of_values
+from ._keras import raw, scope_of_pass, scope_of_values
 from ._kernels import CODES, PACKED
+from ._layouts import layout as layout
+from ._layouts import layout_of, reason_against
 
 Tensors = dict[str, Array]
 _EXPORTED = (
@@ -36,9 +42,17 @@ _EXPORTED = (
 )
 
 
-def kernel_table(tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+def kernel_table(tensor: Any, axes: Axes | None) -> tuple[str, tuple[tuple[str, str, str], ...]]:
     device = platform(tensor)
-    return device, jax_kernel_table(device, single_device(tensor))
+    return device, jax_kernel_table(device, reason_against(tensor, axes))
+
+
+def place_of(variable: Any) -> NamedSharding | None:
+    return layout_of(raw(variable))
+
+
+def made_at(place: NamedSharding | None) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _packs(plan: Plan) -> bool:
@@ -46,6 +60,9 @@ def _packs(plan: Plan) -> bool:
 
 
 def store(codes: Array, plan: Plan, multiplies: bool) -> tuple[str, Array]:
+    if multiplies and _packs(plan) and not single_device(codes) and platform(codes) == "cpu":
+        # Whole on one device, to be packed there: the variable is spread when it is made.
+        codes = jnp.asarray(np.asarray(codes))
     if multiplies and _packs(plan) and on_cpu(codes):
         return PACKED, _packed.packed(codes)
     return CODES, codes
@@ -56,7 +73,12 @@ def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
 
 
 def linear(
-    plan: Plan, shape: tuple[int, int], x: Array, tensors: Tensors, training: bool
+    plan: Plan,
+    shape: tuple[int, int],
+    x: Array,
+    tensors: Tensors,
+    training: bool,
+    group: None,
 ) -> tuple[Array, Tensors]:
     how = _layers.recipe(plan, training)
     if how.native and _traced_by_tensorflow():
@@ -111,9 +133,10 @@ class GradientState(keras.Variable):  # type: ignore[misc]  # it is JAX's kind o
         return super().assign(value)
 
 
-def gradient_state(layer: Any, name: str, value: Any) -> GradientState:
+def gradient_state(layer: Any, name: str, value: Any, layout: Any) -> GradientState:
+    options = {"dtype": "float32", "autocast": False, "name": name, "layout": layout}
     with layer._open_name_scope():
-        state = GradientState(value, dtype="float32", trainable=True, autocast=False, name=name)
+        state = GradientState(value, trainable=True, **options)
     state.overwrite_with_gradient = True
     return state
 

@@ -120,11 +120,19 @@ def drop_layer(layer: Any, attribute: str) -> None:
     super(keras.Layer, layer).__delattr__(attribute)
 
 
-def new_variable(layer: Any, name: str, value: Any) -> Any:
-    """Gives a variable under a layer's name that neither optimizers nor autocast touch."""
+def new_variable(layer: Any, name: str, value: Any, layout: Any) -> Any:
+    """Gives a variable under a layer's name that neither optimizers nor autocast touch.
+
+    Args:
+        layer: The layer.
+        name: The variable's name.
+        value: Its value.
+        layout: How it is spread over devices; None for Keras's own way.
+    """
     dtype = keras.backend.standardize_dtype(value.dtype)
+    options = {"dtype": dtype, "name": name, "layout": layout}
     with layer._open_name_scope():
-        return keras.Variable(value, dtype=dtype, trainable=False, autocast=False, name=name)
+        return keras.Variable(value, trainable=False, autocast=False, **options)
 
 
 def drop_attribute(layer: Any, name: str) -> None:

@@ -4,12 +4,14 @@ Keras's backend is fixed when Keras is imported, so this is decided once. Each o
 and `_tensorflow` has the same names in it; `Products` says what they give.
 """
 
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Protocol, cast
 
 import keras
 
 from policy_core._backend import Backend, backend
+from policy_core._forms import Axes
 from policy_core._plan import Plan
 from policy_core.errors import BackendError
 
@@ -19,8 +21,33 @@ Tensors = dict[str, Any]
 class Products(Protocol):
     """What a framework's module offers; tensors are the framework's own."""
 
-    def kernel_table(self, tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
-        """Gives the kind of device of a tensor, and the kernels there, for a LayerSpec."""
+    def kernel_table(
+        self, tensor: Any, axes: Axes | None
+    ) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+        """Gives the kind of device of a weight, and the kernels there, for a LayerSpec.
+
+        Args:
+            tensor: The weight as it is stored, or any tensor of a layer that has none.
+            axes: Which of its axes make up (out, in), where it is a float.
+        """
+
+    def place_of(self, variable: Any) -> Any:
+        """Gives where a float weight's variable is, for `made_at` and `layout`."""
+
+    def made_at(self, place: Any) -> AbstractContextManager[Any]:
+        """Gives a scope in which variables are made there."""
+
+    def layout(
+        self, place: Any, shape: tuple[int, ...] | None = None, axes: Axes | None = None
+    ) -> Any:
+        """Gives how a variable is spread over devices, as Keras takes it; None for Keras's own way.
+
+        Args:
+            place: Where a float weight is, or was.
+            shape: That of a new variable; None for the weight itself.
+            axes: The weight's axes that make up the two of `shape`, (out, in) or (out, …); None for
+                a variable that is the same on each device.
+        """
 
     def store(self, codes: Any, plan: Plan, multiplies: bool) -> tuple[str, Any]:
         """Gives codes of shape (n, k) as a layer keeps them, and the name of the attribute.
@@ -35,7 +62,13 @@ class Products(Protocol):
         """Gives the codes that were stored, of a shape and a dtype."""
 
     def linear(
-        self, plan: Plan, shape: tuple[int, int], x: Any, tensors: Tensors, training: bool
+        self,
+        plan: Plan,
+        shape: tuple[int, int],
+        x: Any,
+        tensors: Tensors,
+        training: bool,
+        group: Any,
     ) -> tuple[Any, Tensors]:
         """Gives a quantized product, and the delayed-scaling state after it.
 
@@ -46,6 +79,8 @@ class Products(Protocol):
             tensors: Those of `plan.storage`, codes as they are stored; state as the variables hold
                 it.
             training: Whether delayed-scaling state moves.
+            group: What `policy_torch.share_amax` gave the layer: the processes over which an amax is
+                a maximum. None for this one, and for those that the framework itself knows of.
 
         Returns:
             Floats of shape (..., n) in the compute dtype; the state tensors to write, by name.
@@ -57,7 +92,7 @@ class Products(Protocol):
     def frozen_weight(self, plan: Plan, tensors: Tensors) -> tuple[Any, Any]:
         """Gives the weight's codes and scales as a trainable layer uses them outside training."""
 
-    def gradient_state(self, layer: Any, name: str, value: Any) -> Any:
+    def gradient_state(self, layer: Any, name: str, value: Any, layout: Any) -> Any:
         """Gives the one variable, scale first, that holds an output gradient's state.
 
         None where its two tensors are variables as all others.

@@ -131,7 +131,8 @@ class QuantizedLinear(Quantized):
         if bias is not None and form.flat_bias:
             tensors["bias"] = ops.reshape(raw(bias), (-1,))
         training = plan.trainable and training_argument()
-        y, state = PRODUCTS.linear(plan, self.weight_shape, rows, tensors, training)
+        group = vars(self).get("_policy_group")
+        y, state = PRODUCTS.linear(plan, self.weight_shape, rows, tensors, training, group)
         if training and state:
             self.keep(state)
         y = finish(y)

@@ -1,9 +1,11 @@
 """Products where Keras runs on TensorFlow; `_kernels.Products` says what each function gives."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
+from policy_core._forms import Axes
 from policy_core._plan import Plan
 from policy_tensorflow import _kernels as kernels
 from policy_tensorflow import _native, _plain
@@ -11,15 +13,32 @@ from policy_tensorflow._delayed import delayed_scale, output_scale
 from policy_tensorflow._layers import operation
 from policy_tensorflow._ops import TF_DTYPES
 from policy_tensorflow._quantize import quantize
+from policy_tensorflow._variables import Place
+from policy_tensorflow._variables import made_at as tensorflow_made_at
+from policy_tensorflow._variables import place_of as tensorflow_place_of
 
+from ._keras import held
 from ._kernels import CODES, PACKED
 
 Tensors = dict[str, Any]
 
 
-def kernel_table(tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+def kernel_table(tensor: Any, axes: Axes | None) -> tuple[str, tuple[tuple[str, str, str], ...]]:
     device = kernels.device_type(getattr(tensor, "device", None) or "")
     return device, kernels.kernel_table(device)
+
+
+def place_of(variable: Any) -> Place:
+    return tensorflow_place_of(held(variable))
+
+
+def made_at(place: Place) -> AbstractContextManager[Any]:
+    scope: AbstractContextManager[Any] = tensorflow_made_at(place)
+    return scope
+
+
+def layout(place: Place, shape: tuple[int, ...] | None = None, axes: Axes | None = None) -> None:
+    return None
 
 
 def _kernel(tensor: Any) -> kernels.Kernel:
@@ -40,7 +59,12 @@ def restore(stored: Any, shape: tuple[int, int], dtype: str) -> Any:
 
 
 def linear(
-    plan: Plan, shape: tuple[int, int], x: Any, tensors: Tensors, training: bool
+    plan: Plan,
+    shape: tuple[int, int],
+    x: Any,
+    tensors: Tensors,
+    training: bool,
+    group: None,
 ) -> tuple[Any, Tensors]:
     if x.shape[-1] is None:
         x = tf.ensure_shape(x, [*([None] * (x.shape.rank - 1)), shape[1]])
@@ -115,5 +139,5 @@ def frozen_weight(plan: Plan, tensors: Tensors) -> tuple[Any, Any]:
     return _plain.encode(weight, scale, plan.weight_codes), tf.reshape(scale, (1, 1))
 
 
-def gradient_state(layer: Any, name: str, value: Any) -> None:
+def gradient_state(layer: Any, name: str, value: Any, layout: None) -> None:
     return None

@@ -1,10 +1,12 @@
 """Products where Keras runs on PyTorch; `_kernels.Products` says what each function gives."""
 
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from policy_core._forms import Axes
 from policy_core._plan import Plan
 from policy_torch import _native
 from policy_torch._autograd import codes_linear, float8_linear, packed_linear
@@ -21,9 +23,21 @@ from ._kernels import CODES, PACKED
 Tensors = dict[str, torch.Tensor]
 
 
-def kernel_table(tensor: Any) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+def kernel_table(tensor: Any, axes: Axes | None) -> tuple[str, tuple[tuple[str, str, str], ...]]:
     device = "cpu" if tensor is None else tensor.device.type
     return device, torch_kernel_table(device)
+
+
+def place_of(variable: Any) -> None:
+    return None
+
+
+def made_at(place: None) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def layout(place: None, shape: tuple[int, ...] | None = None, axes: Axes | None = None) -> None:
+    return None
 
 
 def _packs(plan: Plan) -> bool:
@@ -44,14 +58,19 @@ def restore(stored: torch.Tensor, shape: tuple[int, int], dtype: str) -> torch.T
 
 
 def linear(
-    plan: Plan, shape: tuple[int, int], x: torch.Tensor, tensors: Tensors, training: bool
+    plan: Plan,
+    shape: tuple[int, int],
+    x: torch.Tensor,
+    tensors: Tensors,
+    training: bool,
+    group: Any,
 ) -> tuple[torch.Tensor, Tensors]:
     n, k = shape
     rows = as_rows(x, k)
     bias = tensors.get("bias")
     with autocast_off(x.device):
         if plan.trainable:
-            y = _trainable(plan, rows, tensors, bias, training)
+            y = _trainable(plan, rows, tensors, bias, training, group)
         else:
             x_scale = None
             if plan.delayed and plan.input_codes is not None:
@@ -66,7 +85,12 @@ def linear(
 
 
 def _trainable(
-    plan: Plan, rows: torch.Tensor, tensors: Tensors, bias: torch.Tensor | None, training: bool
+    plan: Plan,
+    rows: torch.Tensor,
+    tensors: Tensors,
+    bias: torch.Tensor | None,
+    training: bool,
+    group: Any,
 ) -> torch.Tensor:
     assert plan.weight_codes is not None
     assert plan.input_codes is not None
@@ -76,11 +100,14 @@ def _trainable(
     moving = is_training_call(asked, rows.shape[0])
     x_scale = weight_scale = state = None
     if plan.delayed:
-        x_scale = delayed_scale(_state(tensors, "input"), rows, plan.input_codes, moving)
-        weight_scale = delayed_scale(_state(tensors, "weight"), weight, plan.weight_codes, moving)
+        pairs = (("input", rows, plan.input_codes), ("weight", weight, plan.weight_codes))
+        x_scale, weight_scale = (
+            delayed_scale(_state(tensors, role), value, codes, moving, group)
+            for role, value, codes in pairs
+        )
         state = _state(tensors, "output_grad")
     return float8_linear(
-        rows, weight, bias, x_scale, weight_scale, GradientScale(state, moving, None), plan
+        rows, weight, bias, x_scale, weight_scale, GradientScale(state, moving, group), plan
     )
 
 
@@ -115,5 +142,5 @@ def frozen_weight(plan: Plan, tensors: Tensors) -> tuple[torch.Tensor, torch.Ten
     return encode(weight, scale, plan.weight_codes), scale.reshape(1, 1)
 
 
-def gradient_state(layer: Any, name: str, value: Any) -> None:
+def gradient_state(layer: Any, name: str, value: Any, layout: None) -> None:
     return None

@@ -172,7 +172,10 @@ def spec_of(
 ) -> LayerSpec:
     """Gives what the plan needs to know about a layer, as if it were not wrapped."""
     first = next(iter(tensors.values()), None)
-    device, kernels = PRODUCTS.kernel_table(None if first is None else _keras.raw(first.variable))
+    device, kernels = PRODUCTS.kernel_table(
+        None if first is None else _keras.raw(first.variable),
+        None if first is None else first.axes,
+    )
     kind = adapter.kind
     left_out = reason_against(layer, adapter)
     if isinstance(parent, keras.layers.SpectralNormalization) and adapter.weight:

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -35,15 +35,33 @@ def beside(layer: Any) -> Any:
     return contextlib.nullcontext()
 
 
+class Place(NamedTuple):
+    """Where a variable is: the strategy that mirrors it, or else None and a device."""
+
+    strategy: Any
+    device: str
+
+
+def place_of(variable: tf.Variable) -> Place:
+    """Gives where a variable is, without a hold on it."""
+    strategy = getattr(variable, "distribute_strategy", None)
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return Place(None, variable.device)
+    return Place(strategy, "")
+
+
+def made_at(place: Place) -> Any:
+    """Gives a scope in which variables are made at a place."""
+    if place.strategy is None:
+        return tf.device(place.device)
+    if place.strategy is tf.distribute.get_strategy():
+        return contextlib.nullcontext()
+    return place.strategy.scope()
+
+
 def beside_variable(variable: tf.Variable) -> Any:
     """Gives a scope in which variables are made where another is: mirrored if that is."""
-    strategy = getattr(variable, "distribute_strategy", None)
-    if strategy is not None and strategy is not tf.distribute.get_strategy():
-        if strategy.num_replicas_in_sync > 1:
-            return strategy.scope()
-    elif strategy is not None and strategy.num_replicas_in_sync > 1:
-        return contextlib.nullcontext()
-    return tf.device(variable.device)
+    return made_at(place_of(variable))
 
 
 def memory_of(variable: tf.Variable) -> Any:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from policy_core import _scaling
+from policy_core._backend import model_backend
 
 from . import _kernels
 from ._ops import ops_for
@@ -45,7 +46,7 @@ def share_amax(model: nn.Module, group: Any = None) -> nn.Module:
     replicas must call the same layers in the same order: each call waits for the others.
 
     Args:
-        model: A wrapped model.
+        model: A wrapped model, of torch or of Keras on torch.
         group: The process group of the replicas; None for all processes. NCCL users give one of
             its own (`torch.distributed.new_group()`), apart from that of the gradients.
 
@@ -61,7 +62,9 @@ def share_amax(model: nn.Module, group: Any = None) -> nn.Module:
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError("Call torch.distributed.init_process_group before share_amax.")
     group = dist.group.WORLD if group is None else group
-    layers = [m for m in model.modules() if hasattr(m, "output_grad_amax_history")]
+    # Not model.modules(): a Keras model does not tell torch of all its layers.
+    layers = [site.layer for site in model_backend(model).walk(model)]
+    layers = [layer for layer in layers if hasattr(layer, "output_grad_amax_history")]
     if not layers:
         raise ValueError("Expected a model with a layer that trains under 'float8'. There is none.")
     for layer in layers:

@@ -5,7 +5,8 @@ import os
 import pytest
 
 # Only where a framework was chosen: pytest would import them all to look for doctests.
-collect_ignore_glob = [] if "KERAS_BACKEND" in os.environ else ["check_*.py"]
+SCRIPTS = ["check_*.py", "distribution_*.py"]
+collect_ignore_glob = [] if "KERAS_BACKEND" in os.environ else SCRIPTS
 
 NOT_OURS = (
     # Keras's variables lack an argument that numpy 2 asks for.
