@@ -93,6 +93,18 @@ def test_float8_state_moves_through_fit(jit):
     assert all(same_bits(before[name], array) for name, array in state_of(model).items())
 
 
+def test_train_on_batch():
+    """Batches one by one, with evaluation between them, move float8 state once each."""
+    model = compiled("float8_from_float32")
+    for _ in range(2):
+        model.train_on_batch(X[:8], Y[:8])
+        model.test_on_batch(X[:8], Y[:8])
+        model.predict_on_batch(X[:8])
+    state = state_of(model)
+    for role in ("input", "weight", "output_grad"):
+        assert np.count_nonzero(state[f"0/{role}_amax_history"]) == 2, role
+
+
 def test_float8_step_is_the_reference():
     """One step of SGD on one layer moves weight, bias and state as the numpy reference says."""
     layer = keras.layers.Dense(3)
