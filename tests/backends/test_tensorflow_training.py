@@ -1,5 +1,6 @@
 """float8 training: gradients and state against the reference, functions, accumulation."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,41 @@ def test_scope_reaches_into_branches_and_loops() -> None:
     assert np.count_nonzero(state(layer, "input")) == 3
     step(tf.ones((2, 8)), tf.constant(0))
     assert np.count_nonzero(state(layer, "input")) == 3
+
+
+@pytest.mark.parametrize("mode", ["function", "jit"])
+def test_gradients_of_branches_and_loops(mode: str) -> None:
+    """Through `tf.cond` and `tf.while_loop` gradients and state are those of plain Python."""
+    layer = pc.wrap(pt.Linear(8, 8), "float8_from_float32")
+    other = copy.deepcopy(layer)
+
+    def in_graph(x: Any) -> Any:
+        x = tf.cond(tf.reduce_sum(x) > -1e9, lambda: layer(x), lambda: x)
+        loop = ((lambda i, x: i < 3), (lambda i, x: (i + 1, layer(x))), [0, x])
+        return tf.while_loop(*loop, maximum_iterations=3)[1]
+
+    def in_python(x: Any) -> Any:
+        for _ in range(4):
+            x = other(x)
+        return x
+
+    def step(call: Any, weight: Any) -> Any:
+        def gradient(x: Any) -> Any:
+            with pt.training(), tf.GradientTape() as tape:
+                loss = tf.reduce_sum(call(x) ** 2)
+            return tape.gradient(loss, weight)
+
+        return gradient
+
+    first, second = compiled(step(in_graph, layer.weight), mode), step(in_python, other.weight)
+    for scale in (1, 10, 2):
+        x = scale * tf.reshape(tf.range(16, dtype=tf.float32), (2, 8))
+        wanted = second(x)
+        bound = 1e-4 * float(tf.reduce_max(tf.abs(wanted)))
+        np.testing.assert_allclose(first(x), wanted, rtol=1e-4, atol=bound)
+    for role in ("input", "weight", "output_grad"):
+        np.testing.assert_allclose(state(layer, role, 13), state(other, role, 13), rtol=1e-4)
+        assert np.count_nonzero(state(layer, role, 13)) == 12
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,40 @@ class Branches(keras.Model):
         return self.used(x, training=training)
 
 
+class Cell(keras.layers.Layer):
+    """A recurrent cell of linear layers."""
+
+    state_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.inward, self.onward = keras.layers.Dense(4), keras.layers.Dense(4)
+
+    def build(self, shape):
+        self.inward.build(shape)
+        self.onward.build((None, 4))
+
+    def call(self, x, states, training=None):
+        h = self.inward(x, training=training) + self.onward(states[0], training=training)
+        return keras.ops.tanh(h), [h]
+
+
+@pytest.mark.parametrize("mode", ["float8", "float8/dynamic", "int8"])
+def test_layers_of_a_recurrent_cell(mode):
+    """A layer in a cell trains at each time step; on JAX delayed state cannot leave that loop."""
+    model = keras.Sequential([keras.Input((3, 8)), keras.layers.RNN(Cell())])
+    pc.wrap(model, f"{mode}_from_float32")
+    model.compile("sgd", "mse")
+    x = X[:24].reshape(8, 3, 8)
+    if mode == "float8" and BACKEND == "jax":
+        model.predict(x, verbose=0)
+        return
+    model.fit(x, x[:, 0, :4], batch_size=8, verbose=0)
+    if mode == "float8":
+        history = state_of(model)["0/cell/inward/output_grad_amax_history"]
+        assert np.count_nonzero(history) == 3
+
+
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")  # the point of the test
 def test_unused_branch_keeps_its_state():
     """A layer that takes no part in ten steps keeps its histories and scales."""
