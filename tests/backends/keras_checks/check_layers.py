@@ -111,6 +111,15 @@ def test_grouped_convolution_is_left_out():
     assert "2 groups" in pc.report(layer).rows[0].note
 
 
+@pytest.mark.parametrize("kind", [keras.layers.Embedding, keras.layers.ReversibleEmbedding])
+def test_ids_from_the_end(kind):
+    """Negative ids count from the end, as they do in Keras's own look-up."""
+    layer = build(kind(20, 8), (1, 2))
+    assert np.array_equal(array(layer(np.array([[-1, -20]]))), array(layer(np.array([[19, 0]]))))
+    pc.wrap(layer, "int8_from_float32")
+    assert np.array_equal(array(layer(np.array([[-1, -20]]))), array(layer(np.array([[19, 0]]))))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_reversible_embedding(mode):
     """A tied ReversibleEmbedding looks up and multiplies by one set of codes."""
