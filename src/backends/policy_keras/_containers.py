@@ -129,9 +129,11 @@ def _settle_one(layer: Any, unwrapped: set[int]) -> None:
     sources = {x.policy_plan.policy.source_policy.name for x in inside}
     if len(sources) == 1:
         fields.setdefault("_policy_plain_dtype", fields["_dtype_policy"])
-        fields["_dtype_policy"] = keras.DTypePolicy(sources.pop())
-    # Subclasses of Keras's graphs may make their layers anew too, as the models of keras_hub do.
-    if base_class(layer) not in _keras.GRAPHS and not isinstance(layer, Container):
+        fields["_dtype_policy"] = keras.DTypePolicy(*sources)
+    # Subclasses of Keras's graphs may make their layers anew too, as the models of keras_hub do;
+    # and a graph's own config lacks its policy, which tells compile to scale the loss.
+    says_all = base_class(layer) in _keras.GRAPHS and sources != {"mixed_float16"}
+    if not says_all and not isinstance(layer, Container):
         object.__setattr__(layer, "__class__", wrapped_class(Container, base_class(layer)))
 
 

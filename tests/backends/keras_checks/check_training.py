@@ -248,6 +248,19 @@ def test_mixed_float16_scales_the_loss():
     assert all(np.isfinite(array).all() for array in state_of(model).values())
 
 
+def test_loss_scale_is_restored(tmp_path):
+    """A saved model has its policy and its loss scale when it is loaded, and goes on with them."""
+    model = compiled("float8/dynamic_from_mixed_float16")
+    model.fit(X, Y + 1e5, batch_size=32, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.dtype_policy.name == "mixed_float16"
+    scale = float(array(loaded.optimizer.dynamic_scale))
+    assert scale == loaded.optimizer.initial_scale / 2
+    loaded.fit(X, Y, batch_size=32, verbose=0)
+    assert type(pc.unwrap(pc.wrap(mlp(), "mixed_float16"))) is keras.Sequential
+
+
 def test_float8_in_float16_scales_the_loss_too():
     """A quantized policy over mixed_float16 gets a loss scale as well."""
     model = compiled("float8/dynamic_from_mixed_float16")
