@@ -10,6 +10,7 @@ import tensorflow as tf
 import policy_core as pc
 import policy_numpy
 import policy_tensorflow as pt
+from policy_core.testing import same_bits
 
 MODES = ("eager", "function", "jit")
 
@@ -154,6 +155,26 @@ def test_evaluation_and_its_gradients_move_nothing(mode: str) -> None:
     compiled(step, mode)(tf.ones((2, 8)))
     for role in ("input", "weight", "output_grad"):
         assert not state(layer, role, 1024).any()
+
+
+@pytest.mark.parametrize("policy", ["float8_from_float32", "float8/dynamic_from_float32"])
+def test_jacobian_of_a_trained_layer(policy: str) -> None:
+    """`jacobian` and `batch_jacobian` of a layer that has state give its weight, and move nothing."""
+    layer = pc.wrap(pt.Linear(8, 4), policy)
+    x = tf.reshape(tf.range(24, dtype=tf.float32), (3, 8))
+    with pt.training(), tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(x))
+    tape.gradient(loss, layer.weight)
+    before = [variable.numpy() for variable in layer.variables]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = layer(x)
+    bound = float(tf.reduce_max(tf.abs(layer.weight))) / 8
+    wanted = np.tile(tf.transpose(layer.weight), (3, 1, 1))
+    np.testing.assert_allclose(tape.batch_jacobian(y, x), wanted, atol=bound)
+    rows = np.asarray(tape.jacobian(y, x))[range(3), :, range(3)]
+    np.testing.assert_allclose(rows, wanted, atol=bound)
+    assert all(map(same_bits, before, [variable.numpy() for variable in layer.variables]))
 
 
 def test_scope_belongs_inside_the_function() -> None:
