@@ -50,6 +50,20 @@ class Traced(tf.Module):
         return self.inner(x)
 
 
+class Signed(tf.Module):
+    """A variable of its own, and a call that is a tf.function with a signature and a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = pt.Linear(8, 4), tf.Variable(2.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])
+    def __call__(self, x: Any) -> Any:
+        if x[0, 0] < 0:
+            x = -x
+        return self.inner(x) * self.gain
+
+
 class Tied(tf.Module):
     """An embedding whose table multiplies too."""
 
@@ -368,6 +382,19 @@ class TestFunctions:
         y = model(X)
         assert model.python_calls == calls + 1
         assert same_bits(y, model.inner(tf.constant(X)))
+
+    @pytest.mark.parametrize("policy", ["bfloat16", "int8_from_mixed_bfloat16"])
+    def test_call_of_a_module_with_variables(self, policy: str, tmp_path: Any) -> None:
+        """A `tf.function` that is a wrapped module's call stays one, with its signature."""
+        model = pc.wrap(Signed(), policy)
+        y = model(X)
+        assert y.dtype == tf.bfloat16
+        assert same_bits(y, model(-X))
+        tf.saved_model.save(model, str(tmp_path))
+        loaded = tf.saved_model.load(str(tmp_path))
+        assert same_bits(loaded(X), y)
+        assert same_bits(loaded.signatures["serving_default"](tf.constant(X))["output_0"], y)
+        assert pc.unwrap(model)(X).dtype == tf.float32
 
     def test_traced_attribute_is_refused(self) -> None:
         """A traced function that is an attribute cannot be traced anew, and is named."""

@@ -50,8 +50,9 @@ class FloatLayer(Wrapped):
         inside = TF_DTYPES[plan.accumulator] if norm else outside
         args, kwargs = cast_nest(args, inside), cast_nest(kwargs, inside)
         base: Any = super()
+        call = self._policy_call or base.__call__
         with reading(self, inside):
-            y = base.__call__(*args, **kwargs)
+            y = call(*args, **kwargs)
         return cast_nest(y, outside)
 
 
