@@ -303,6 +303,16 @@ class TestCasting:
         ids = tf.ragged.constant([[1, 2], [3]])
         assert pc.convert_input(ids, "float16") is ids
 
+    def test_ragged_ids(self) -> None:
+        """An embedding that keeps codes looks up ragged ids, as a plain one does."""
+        layer = pt.Embedding(10, 4)
+        ids = tf.ragged.constant([[1, 2], [], [3]])
+        shape = layer(ids).shape
+        rows = pc.wrap(layer, "int8_from_float32")(ids)
+        assert rows.shape == shape
+        assert same_bits(rows.flat_values, layer(tf.constant([1, 2, 3])))
+        assert same_bits(tf.function(layer)(ids).flat_values, rows.flat_values)
+
     def test_variables_and_nests(self) -> None:
         """A variable gives its value where it must be cast; nests keep their structure."""
         variable, ids = tf.Variable([1.0]), tf.constant([2909])

@@ -59,7 +59,9 @@ class FloatLayer(Wrapped):
 class CodesEmbedding(KeepsCodes):
     """An embedding that keeps only codes."""
 
-    def __call__(self, ids: Any) -> Tensor:
+    def __call__(self, ids: Any) -> Any:
+        if isinstance(ids, tf.RaggedTensor):
+            return ids.with_flat_values(self(ids.flat_values))
         ids = tf.convert_to_tensor(ids)
         if not ids.dtype.is_integer:
             raise TypeError(f"Expected integer ids. Received dtype {ids.dtype.name}.")
