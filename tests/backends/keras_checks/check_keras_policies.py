@@ -65,6 +65,9 @@ def test_policies_without_a_counterpart():
     """A mode that Keras has not is refused with what to do."""
     with pytest.raises(ValueError, match=r"Give the policy to policy_core.wrap"):
         policy_keras.to_keras("int8/weight_only_from_float32")
+    if not hasattr(K, "TernaryDTypePolicy"):
+        with pytest.raises(ValueError, match="no such class"):
+            policy_keras.to_keras("ternary_from_float32")
     with pytest.raises(ValueError, match="Keras has no counterpart"):
         policy_keras.to_keras(pc.DTypePolicyMap("float32", {"a": "float8/dynamic_from_float32"}))
 
