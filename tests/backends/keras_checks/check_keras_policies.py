@@ -229,6 +229,23 @@ def test_quantized_layers_are_never_quantized_again():
         pc.wrap(layer, "int8_from_float32")
 
 
+@pytest.mark.parametrize("policy", ["int8_from_float32", "float32"])
+@pytest.mark.parametrize("case", ["lora", "einsum"])
+def test_quantized_layers_that_cannot_be_taken_over(case, policy):
+    """Codes with LoRA beside them, or of no plain product, are refused with the reason."""
+    lora = case == "lora"
+    layer = keras.layers.Dense(4) if lora else keras.layers.EinsumDense("abc,bcd->abd", (5, 4))
+    layer.build((None, 3) if lora else (None, 5, 3))
+    layer.quantize("int8")
+    if lora:
+        layer.enable_lora(2)
+    x = np.ones((2, 3) if lora else (2, 5, 3), np.float32)
+    before = policy_keras.backend.to_numpy(layer(x))
+    with pytest.raises(ValueError, match="cannot be taken over: .*LoRA is|cannot be taken over: the"):
+        pc.wrap(layer, policy)
+    assert np.array_equal(policy_keras.backend.to_numpy(layer(x)), before)
+
+
 def test_float8_layers_are_taken_over():
     """A layer that Keras trains in float8 keeps its scales; its histories are newest first."""
     layer = keras.layers.Dense(3)
