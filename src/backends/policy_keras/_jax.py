@@ -58,6 +58,8 @@ def restore(stored: Array, shape: tuple[int, int], dtype: str) -> Array:
 def linear(
     plan: Plan, shape: tuple[int, int], x: Array, tensors: Tensors, training: bool
 ) -> tuple[Array, Tensors]:
+    if not isinstance(x, jax.Array):
+        x = keras.ops.convert_to_tensor(x, sparse=False)
     how = _layers.recipe(plan, training)
     if how.native and _traced_by_tensorflow():
         warnings.warn(_EXPORTED, stacklevel=2)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from policy_core._plan import Plan
@@ -42,6 +43,8 @@ def restore(stored: Any, shape: tuple[int, int], dtype: str) -> Any:
 def linear(
     plan: Plan, shape: tuple[int, int], x: Any, tensors: Tensors, training: bool
 ) -> tuple[Any, Tensors]:
+    if isinstance(x, tf.SparseTensor):
+        x = keras.ops.convert_to_tensor(x, sparse=False)
     if x.shape[-1] is None:
         x = tf.ensure_shape(x, [*([None] * (x.shape.rank - 1)), shape[1]])
     weight, bias, dtype = tensors["weight"], tensors.get("bias"), TF_DTYPES[plan.compute_dtype]

@@ -233,6 +233,28 @@ def test_subclass_that_overrides_call():
     assert error(layer(x), wanted) < 0.05
 
 
+@pytest.mark.skipif(keras.config.backend() == "torch", reason="Keras has no sparse tensors there")
+def test_sparse_inputs():
+    """A Dense takes the sparse inputs that it took before, in a model too: same bits as dense."""
+    data = keras.Input((8,), sparse=True)
+    model = keras.Model(data, keras.layers.Dense(4)(data))
+    dense = RANDOM.standard_normal((3, 8)).astype(np.float32) * (RANDOM.random((3, 8)) > 0.5)
+    if keras.config.backend() == "jax":
+        from jax.experimental.sparse import BCOO
+
+        sparse = BCOO.fromdense(dense)
+    else:
+        import tensorflow as tf
+
+        sparse = tf.sparse.from_dense(dense)
+    wanted = array(model(sparse))
+    for policy in ("int8_from_float32", "float8_from_float32", "int8_from_mixed_bfloat16"):
+        pc.wrap(model, policy, on_wrapped="replace")
+        assert np.array_equal(array(model(sparse)), array(model.layers[-1](dense)))
+        assert error(model(sparse), wanted) < 0.1
+        model.predict(sparse, verbose=0)
+
+
 def test_lora():
     """A layer with LoRA is left out and works on; a quantized layer refuses LoRA."""
     layer = build(keras.layers.Dense(4), (1, 8))
