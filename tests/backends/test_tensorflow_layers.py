@@ -151,6 +151,23 @@ class TestWalk:
         assert pc.report(wrapped).rows[0].quantized
         np.testing.assert_allclose(wrapped(X), wanted, atol=0.1)
 
+    def test_class_that_is_registered_after_it_was_wrapped(self) -> None:
+        """A class counts as it is registered now, also if modules of it were wrapped before."""
+
+        class Mean(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.mean = tf.Variable(tf.zeros(8))
+
+            def __call__(self, x: Any) -> Any:
+                self.mean.assign(tf.reduce_mean(tf.cast(x, tf.float32), 0))
+                return x
+
+        with pytest.raises(AttributeError, match="assign"):
+            pc.wrap(Mean(), "mixed_bfloat16")(X)
+        pc.register_layer(Mean, pt.LayerAdapter(kind="other", kept=("mean",)))
+        assert pc.wrap(Mean(), "mixed_bfloat16")(X).dtype == tf.bfloat16
+
     def test_keras_layers_inside_are_not_passed_over(self) -> None:
         """A layer of Keras in a tf.Module is refused by its path: no policy would reach it."""
 

@@ -185,22 +185,27 @@ _CLASSES: dict[tuple[type[Wrapped], type], type[Any]] = {}
 
 def wrapped_class(mixin: type[Wrapped], base: type) -> type[Any]:
     """Gives the class of wrapped modules for a mixin and a module's own class, made once."""
-    if (mixin, base) not in _CLASSES:
-        ignored: Any = getattr(base, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
-        attributes = {
-            "__module__": base.__module__,
-            "__qualname__": base.__qualname__,
-            "__doc__": base.__doc__,
-            "_policy_base": base,
-            "_policy_mixin": mixin,
-            "_policy_adapter": adapter_for(base),
-            "_TF_MODULE_IGNORED_PROPERTIES": ignored | {"_policy_wrapping", "_policy_plain"},
-        }
-        call = call_of(base)
-        if is_function(call) and "__call__" in dir(mixin):
-            attributes |= _functions(mixin, call)
-        _CLASSES[mixin, base] = type(base)(base.__name__, (mixin, base), attributes)
-    return _CLASSES[mixin, base]
+    found = _CLASSES.get((mixin, base))
+    if found is None or found._policy_adapter != adapter_for(base):  # registered since
+        found = _CLASSES[mixin, base] = _new_class(mixin, base)
+    return found
+
+
+def _new_class(mixin: type[Wrapped], base: type) -> type[Any]:
+    ignored: Any = getattr(base, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
+    attributes = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_policy_base": base,
+        "_policy_mixin": mixin,
+        "_policy_adapter": adapter_for(base),
+        "_TF_MODULE_IGNORED_PROPERTIES": ignored | {"_policy_wrapping", "_policy_plain"},
+    }
+    call = call_of(base)
+    if is_function(call) and "__call__" in dir(mixin):
+        attributes |= _functions(mixin, call)
+    return type(base)(base.__name__, (mixin, base), attributes)
 
 
 def is_function(value: Any) -> bool:
