@@ -260,6 +260,15 @@ class TestFloat:
         assert model.embedding.weight.dtype == tf.float32
         assert model.embedding.weight is model.head.table
 
+    def test_variables_that_are_no_numbers(self) -> None:
+        """A variable of strings beside others stays what it is, in no row's bytes."""
+        layer = pt.LayerNorm(4)
+        layer.words = tf.Variable(["a", "b"])
+        pc.wrap(layer, "bfloat16")
+        assert pc.report(layer).bytes_after == 16
+        assert layer(tf.ones((1, 4))).dtype == tf.bfloat16
+        assert layer.words.dtype == tf.string
+
     def test_variable_in_a_tuple(self) -> None:
         """A tuple cannot take a variable of another dtype: refused before anything changes."""
 
