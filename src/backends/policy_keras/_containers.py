@@ -15,6 +15,7 @@ import keras
 from . import _keras
 from ._classes import Changed, Wrapped, base_class, entry_of, wrapped_class
 from ._layers import FloatLayer
+from ._policies import from_keras, to_keras
 from ._walk import walk
 
 
@@ -33,6 +34,9 @@ class Container(Changed):
         if plain is not None and written == self._dtype_policy.get_config():
             # Its layers are made as they were before they were wrapped.
             config["dtype"] = plain.name
+            if isinstance(plain, keras.dtype_policies.DTypePolicyMap):
+                # A copy: Keras changes a map's policies when it serializes them.
+                config["dtype"] = keras.dtype_policies.serialize(to_keras(from_keras(plain)))
         return {"layers": layers}
 
     def build_from_config(self, config: Any) -> None:

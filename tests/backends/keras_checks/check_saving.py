@@ -270,6 +270,25 @@ def test_documented_attention(policy, tmp_path):
     assert policies_of(loaded) == policies_of(model)
 
 
+def test_attention_whose_dtype_is_a_map(tmp_path):
+    """A layer that got a map of Keras's as its dtype is wrapped, saved and loaded, and keeps it."""
+    x = keras.Input((5, 8))
+    dtype = keras.dtype_policies.DTypePolicyMap(
+        "float32", {".*/query": keras.DTypePolicy("bfloat16")}
+    )
+    model = keras.Model(x, keras.layers.MultiHeadAttention(2, 4, dtype=dtype)(x, x))
+    pc.wrap(model, "int8_from_float32")
+    data = RANDOM.standard_normal((3, 5, 8)).astype(np.float32)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert np.array_equal(array(loaded(data)), array(model(data)))
+    assert policies_of(loaded) == policies_of(model)
+    for each in (model, loaded):
+        attention = pc.unwrap(each).layers[-1]
+        assert attention.dtype_policy["a/query"].name == "bfloat16"
+        assert attention.query_dense.variable_dtype == "bfloat16"
+
+
 def test_missing_import_is_told(tmp_path):
     """Without policy_keras, loading says what is not known, by a name that leads here."""
     model = pc.wrap(sequential(), "int8_from_float32")
