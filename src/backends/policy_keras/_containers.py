@@ -42,6 +42,8 @@ class Container(Changed):
     def build_from_config(self, config: Any) -> None:
         """Builds the layer, and what is to be wrapped inside."""
         super().build_from_config(config)  # type: ignore[misc]
+        # As Keras says of it next. Then it compiles, for the variables that are there.
+        self.built = True
         self._settle_pending()
 
     def load_own_variables(self, store: Any) -> None:

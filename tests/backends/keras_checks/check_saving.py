@@ -230,6 +230,20 @@ def test_frozen_and_trained_state_round_trips(frozen, tmp_path):
     assert np.array_equal(array(loaded(IDS)), wanted)
 
 
+@pytest.mark.parametrize("policy", ["int8_from_float32", "float8_from_mixed_bfloat16"])
+def test_optimizer_of_a_subclassed_model(policy, tmp_path):
+    """A model that makes its layers anew is compiled for what they become, and trains on."""
+    model = pc.wrap(written(), policy)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(IDS, IDS % 3, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is type(model.optimizer)
+    pairs = zip(model.optimizer.variables, loaded.optimizer.variables, strict=True)
+    assert all(same_bits(*map(policy_keras.backend.to_numpy, pair)) for pair in pairs)
+    loaded.fit(IDS, IDS % 3, verbose=0)
+
+
 @pytest.mark.parametrize("make", MODELS)
 def test_our_files(make, tmp_path):
     """`pc.save` and `pc.load` take a fresh float model, whatever names Keras has made up in it."""
