@@ -104,6 +104,20 @@ def test_convolution(case):
         assert kernel.shape[0] == 5
 
 
+def test_convolution_of_images_of_any_size():
+    """A model of images of unknown size takes each, with padding and strides too."""
+    image = keras.Input((None, None, 3))
+    x = keras.layers.Conv2D(4, 3, strides=2, padding="same")(image)
+    model = keras.Model(image, keras.layers.Conv2D(2, 5, strides=3, padding="same")(x))
+    images = [RANDOM.standard_normal((2, *size, 3)).astype(np.float32) for size in ((6, 7), (9, 4))]
+    wanted = [array(model(each)) for each in images]
+    pc.wrap(model, "int8_from_float32")
+    for each, before in zip(images, wanted, strict=True):
+        y = model.predict(each, verbose=0)
+        assert y.shape == before.shape
+        assert np.abs(y - before).max() < 0.05 * np.abs(before).max()
+
+
 def test_grouped_convolution_is_left_out():
     """A convolution with groups follows the source policy, and the report says why."""
     layer = build(keras.layers.Conv1D(4, 3, groups=2), (2, 9, 4))
