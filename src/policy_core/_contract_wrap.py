@@ -18,7 +18,7 @@ from ._contract_models import (
 from ._policy_map import DTypePolicyMap
 from ._report import report
 from ._serialization import get
-from ._wrap import wrap
+from ._wrap import freeze, wrap
 from .errors import AlreadyWrappedError, LayerError, NoKernelError, UnmatchedRuleError
 
 INT8 = tuple(name for name in POLICIES if name.startswith("int8_from"))
@@ -251,6 +251,16 @@ class WrapContract(Hooks):
         y = self.run(model, x)
         assert np.isnan(y[1:3]).all()
         assert same_bits(y[[0, 3]], clean[[0, 3]])
+
+    @pytest.mark.parametrize("dtype", ["uint8", "int8"])
+    @pytest.mark.parametrize("mode", MODES)
+    def test_integers_of_one_byte_are_numbers(self, mode: str, dtype: str) -> None:
+        """An input of bytes is numbers and not codes: it gives what floats give, frozen too."""
+        (weight, bias), _ = weights(0)
+        model = wrap(self.sequential([self.linear(weight, bias)]), f"{mode}_from_float32")
+        x = np.arange(24, dtype=dtype).reshape(3, 8)
+        for each in (model, freeze(model)):
+            assert same_bits(self.run(each, x), self.run(each, x.astype(np.float32)))
 
     @pytest.mark.parametrize("mode", MODES)
     def test_zeros_stay_zeros(self, mode: str) -> None:

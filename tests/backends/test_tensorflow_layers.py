@@ -50,6 +50,20 @@ class Traced(tf.Module):
         return self.inner(x)
 
 
+class Signed(tf.Module):
+    """A variable of its own, and a call that is a tf.function with a signature and a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = pt.Linear(8, 4), tf.Variable(2.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])
+    def __call__(self, x: Any) -> Any:
+        if x[0, 0] < 0:
+            x = -x
+        return self.inner(x) * self.gain
+
+
 class Tied(tf.Module):
     """An embedding whose table multiplies too."""
 
@@ -136,6 +150,23 @@ class TestWalk:
         wrapped = pc.wrap(layer, "int8_from_float32")
         assert pc.report(wrapped).rows[0].quantized
         np.testing.assert_allclose(wrapped(X), wanted, atol=0.1)
+
+    def test_class_that_is_registered_after_it_was_wrapped(self) -> None:
+        """A class counts as it is registered now, also if modules of it were wrapped before."""
+
+        class Mean(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.mean = tf.Variable(tf.zeros(8))
+
+            def __call__(self, x: Any) -> Any:
+                self.mean.assign(tf.reduce_mean(tf.cast(x, tf.float32), 0))
+                return x
+
+        with pytest.raises(AttributeError, match="assign"):
+            pc.wrap(Mean(), "mixed_bfloat16")(X)
+        pc.register_layer(Mean, pt.LayerAdapter(kind="other", kept=("mean",)))
+        assert pc.wrap(Mean(), "mixed_bfloat16")(X).dtype == tf.bfloat16
 
     def test_keras_layers_inside_are_not_passed_over(self) -> None:
         """A layer of Keras in a tf.Module is refused by its path: no policy would reach it."""
@@ -229,6 +260,15 @@ class TestFloat:
         assert model.embedding.weight.dtype == tf.float32
         assert model.embedding.weight is model.head.table
 
+    def test_variables_that_are_no_numbers(self) -> None:
+        """A variable of strings beside others stays what it is, in no row's bytes."""
+        layer = pt.LayerNorm(4)
+        layer.words = tf.Variable(["a", "b"])
+        pc.wrap(layer, "bfloat16")
+        assert pc.report(layer).bytes_after == 16
+        assert layer(tf.ones((1, 4))).dtype == tf.bfloat16
+        assert layer.words.dtype == tf.string
+
     def test_variable_in_a_tuple(self) -> None:
         """A tuple cannot take a variable of another dtype: refused before anything changes."""
 
@@ -288,6 +328,16 @@ class TestCasting:
         assert out.indices.numpy().tolist() == [[0, 1]]
         ids = tf.ragged.constant([[1, 2], [3]])
         assert pc.convert_input(ids, "float16") is ids
+
+    def test_ragged_ids(self) -> None:
+        """An embedding that keeps codes looks up ragged ids, as a plain one does."""
+        layer = pt.Embedding(10, 4)
+        ids = tf.ragged.constant([[1, 2], [], [3]])
+        shape = layer(ids).shape
+        rows = pc.wrap(layer, "int8_from_float32")(ids)
+        assert rows.shape == shape
+        assert same_bits(rows.flat_values, layer(tf.constant([1, 2, 3])))
+        assert same_bits(tf.function(layer)(ids).flat_values, rows.flat_values)
 
     def test_variables_and_nests(self) -> None:
         """A variable gives its value where it must be cast; nests keep their structure."""
@@ -368,6 +418,19 @@ class TestFunctions:
         y = model(X)
         assert model.python_calls == calls + 1
         assert same_bits(y, model.inner(tf.constant(X)))
+
+    @pytest.mark.parametrize("policy", ["bfloat16", "int8_from_mixed_bfloat16"])
+    def test_call_of_a_module_with_variables(self, policy: str, tmp_path: Any) -> None:
+        """A `tf.function` that is a wrapped module's call stays one, with its signature."""
+        model = pc.wrap(Signed(), policy)
+        y = model(X)
+        assert y.dtype == tf.bfloat16
+        assert same_bits(y, model(-X))
+        tf.saved_model.save(model, str(tmp_path))
+        loaded = tf.saved_model.load(str(tmp_path))
+        assert same_bits(loaded(X), y)
+        assert same_bits(loaded.signatures["serving_default"](tf.constant(X))["output_0"], y)
+        assert pc.unwrap(model)(X).dtype == tf.float32
 
     def test_traced_attribute_is_refused(self) -> None:
         """A traced function that is an attribute cannot be traced anew, and is named."""

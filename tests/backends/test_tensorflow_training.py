@@ -1,5 +1,6 @@
 """float8 training: gradients and state against the reference, functions, accumulation."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 import policy_core as pc
 import policy_numpy
 import policy_tensorflow as pt
+from policy_core.testing import same_bits
 
 MODES = ("eager", "function", "jit")
 
@@ -155,6 +157,26 @@ def test_evaluation_and_its_gradients_move_nothing(mode: str) -> None:
         assert not state(layer, role, 1024).any()
 
 
+@pytest.mark.parametrize("policy", ["float8_from_float32", "float8/dynamic_from_float32"])
+def test_jacobian_of_a_trained_layer(policy: str) -> None:
+    """`jacobian` and `batch_jacobian` of a layer that has state give its weight, and move nothing."""
+    layer = pc.wrap(pt.Linear(8, 4), policy)
+    x = tf.reshape(tf.range(24, dtype=tf.float32), (3, 8))
+    with pt.training(), tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(x))
+    tape.gradient(loss, layer.weight)
+    before = [variable.numpy() for variable in layer.variables]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = layer(x)
+    bound = float(tf.reduce_max(tf.abs(layer.weight))) / 8
+    wanted = np.tile(tf.transpose(layer.weight), (3, 1, 1))
+    np.testing.assert_allclose(tape.batch_jacobian(y, x), wanted, atol=bound)
+    rows = np.asarray(tape.jacobian(y, x))[range(3), :, range(3)]
+    np.testing.assert_allclose(rows, wanted, atol=bound)
+    assert all(map(same_bits, before, [variable.numpy() for variable in layer.variables]))
+
+
 def test_scope_belongs_inside_the_function() -> None:
     """A function that is traced inside a scope that was entered outside of it is refused."""
     layer = pc.wrap(pt.Linear(8, 4), "float8_from_float32")
@@ -180,6 +202,41 @@ def test_scope_reaches_into_branches_and_loops() -> None:
     assert np.count_nonzero(state(layer, "input")) == 3
     step(tf.ones((2, 8)), tf.constant(0))
     assert np.count_nonzero(state(layer, "input")) == 3
+
+
+@pytest.mark.parametrize("mode", ["function", "jit"])
+def test_gradients_of_branches_and_loops(mode: str) -> None:
+    """Through `tf.cond` and `tf.while_loop` gradients and state are those of plain Python."""
+    layer = pc.wrap(pt.Linear(8, 8), "float8_from_float32")
+    other = copy.deepcopy(layer)
+
+    def in_graph(x: Any) -> Any:
+        x = tf.cond(tf.reduce_sum(x) > -1e9, lambda: layer(x), lambda: x)
+        loop = ((lambda i, x: i < 3), (lambda i, x: (i + 1, layer(x))), [0, x])
+        return tf.while_loop(*loop, maximum_iterations=3)[1]
+
+    def in_python(x: Any) -> Any:
+        for _ in range(4):
+            x = other(x)
+        return x
+
+    def step(call: Any, weight: Any) -> Any:
+        def gradient(x: Any) -> Any:
+            with pt.training(), tf.GradientTape() as tape:
+                loss = tf.reduce_sum(call(x) ** 2)
+            return tape.gradient(loss, weight)
+
+        return gradient
+
+    first, second = compiled(step(in_graph, layer.weight), mode), step(in_python, other.weight)
+    for scale in (1, 10, 2):
+        x = scale * tf.reshape(tf.range(16, dtype=tf.float32), (2, 8))
+        wanted = second(x)
+        bound = 1e-4 * float(tf.reduce_max(tf.abs(wanted)))
+        np.testing.assert_allclose(first(x), wanted, rtol=1e-4, atol=bound)
+    for role in ("input", "weight", "output_grad"):
+        np.testing.assert_allclose(state(layer, role, 13), state(other, role, 13), rtol=1e-4)
+        assert np.count_nonzero(state(layer, role, 13)) == 12
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,22 @@ from .torch_models import (
 )
 
 
+def test_class_that_is_registered_after_it_was_wrapped() -> None:
+    """A class counts as it is registered now, also if layers of it were wrapped before."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.dtype == self.wanted
+            return x
+
+    for kind, wanted in (("other", torch.float16), ("norm", torch.float32)):
+        layer = Scaled()
+        layer.wanted = wanted
+        if kind == "norm":
+            pc.register_layer(Scaled, LayerAdapter(kind="norm"))
+        assert pc.wrap(layer, "mixed_float16")(inputs(2, 8)).dtype == torch.float16
+
+
 @pytest.mark.parametrize("policy", FORMS)
 @pytest.mark.parametrize(
     ("make", "shape"),

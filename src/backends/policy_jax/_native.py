@@ -135,7 +135,7 @@ def linear(
     Returns:
         Floats of shape (..., n).
     """
-    if x.dtype.itemsize > 1 and x.dtype.name not in _FLOATS:
+    if x_scale is None and x.dtype.name not in _FLOATS:
         x = x.astype(jnp.float32)
     result = dtype if dtype in _FLOATS else "float32"
     rest = [weight, scale] if bias is None else [weight, scale, _narrow(bias)]

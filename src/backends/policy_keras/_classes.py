@@ -147,13 +147,13 @@ _CLASSES: dict[tuple[type[Changed], type], type[Any]] = {}
 
 def wrapped_class(mixin: type[Changed], base: type) -> type[Any]:
     """Gives the class of changed layers for a mixin and a layer's own class, made once."""
-    if (mixin, base) not in _CLASSES:
+    found = _CLASSES.get((mixin, base))
+    if found is None or found._policy_adapter != adapter_for(base):  # registered since
         made = _new_class(mixin, base)
         # All under one name: a config says itself which class it is about.
-        _CLASSES[mixin, base] = keras.saving.register_keras_serializable("policy_core", "Wrapped")(
-            made
-        )
-    return _CLASSES[mixin, base]
+        register = keras.saving.register_keras_serializable("policy_core", "Wrapped")
+        found = _CLASSES[mixin, base] = register(made)
+    return found
 
 
 def _new_class(mixin: type[Changed], base: Any) -> type[Any]:

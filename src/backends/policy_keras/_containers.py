@@ -16,6 +16,7 @@ import keras
 from . import _keras
 from ._classes import Changed, Wrapped, entry_of, wrapped_class
 from ._layers import CodesEmbedding, FloatLayer, Quantized
+from ._policies import from_keras, to_keras
 from ._walk import walk
 
 
@@ -34,11 +35,16 @@ class Container(Changed):
         if plain is not None and written == self._dtype_policy.get_config():
             # Its layers are made as they were before they were wrapped.
             config["dtype"] = plain.name
+            if isinstance(plain, keras.dtype_policies.DTypePolicyMap):
+                # A copy: Keras changes a map's policies when it serializes them.
+                config["dtype"] = keras.dtype_policies.serialize(to_keras(from_keras(plain)))
         return {"layers": layers}
 
     def build_from_config(self, config: Any) -> None:
         """Builds the layer, and what is to be wrapped inside."""
         super().build_from_config(config)  # type: ignore[misc]
+        # As Keras says of it next. Then it compiles, for the variables that are there.
+        self.built = True
         self._settle_pending()
 
     def load_own_variables(self, store: Any) -> None:

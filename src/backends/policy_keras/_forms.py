@@ -1,6 +1,5 @@
 """How a Keras layer is a plain product of rows."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +52,10 @@ def patches(
 
     def arrange(x: Any) -> tuple[Any, Callable[[Any], Any]]:
         x = ops.transpose(x, to_last) if channels_first else x
-        spatial = tuple(x.shape[1:-1])
-        pads = [_pads(padding, *sizes) for sizes in zip(spatial, reach, strides, strict=True)]
-        if any(pad != (0, 0) for pad in pads):
-            x = ops.pad(x, [(0, 0), *pads, (0, 0)])
+        if padding != "valid" and max(reach) > 1:
+            # Sizes are numbers, or tensors where a graph does not know them.
+            sizes = zip(ops.shape(x)[1:-1], reach, strides, strict=True)
+            x = ops.pad(x, [(0, 0), *(_pads(padding, *each) for each in sizes), (0, 0)])
         parts = []
         for tap in taps:
             # Up to as far from the end as the patch reaches: no size need be known.
@@ -71,18 +70,12 @@ def patches(
     return arrange
 
 
-def _pads(padding: str, size: int | None, reach: int, stride: int) -> tuple[int, int]:
-    if padding == "valid":
-        return 0, 0
+def _pads(padding: str, size: Any, reach: int, stride: int) -> tuple[Any, Any]:
+    """Gives what `"causal"` or `"same"` adds before and after; the latter for ceil(size / stride)."""
     if padding == "causal":
         return reach - 1, 0
-    if stride == 1:
-        total = reach - 1
-    elif size is None:
-        raise ValueError(
-            "A quantized convolution with padding='same' and strides needs inputs of a known "
-            "size. Give the Input a shape, or pad first and use padding='valid'."
-        )
-    else:
-        total = max((math.ceil(size / stride) - 1) * stride + reach - size, 0)
+    total = reach - 1
+    if stride > 1:
+        total -= (size - 1) % stride
+        total = ops.maximum(total, 0) if ops.is_tensor(total) else max(total, 0)
     return total // 2, total - total // 2

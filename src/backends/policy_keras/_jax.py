@@ -80,6 +80,8 @@ def linear(
     training: bool,
     group: None,
 ) -> tuple[Array, Tensors]:
+    if not isinstance(x, jax.Array):
+        x = keras.ops.convert_to_tensor(x, sparse=False)
     how = _layers.recipe(plan, training)
     if how.native and _traced_by_tensorflow():
         warnings.warn(_EXPORTED, stacklevel=2)
@@ -127,8 +129,11 @@ class GradientState(keras.Variable):  # type: ignore[misc]  # it is JAX's kind o
 
     def assign(self, value: Any) -> Any:
         value = self._convert_to_tensor(value, dtype=self._dtype)
-        # Keras's trainer takes values away while it runs, and puts them back with assign.
-        if self._value is not None or scope_of_values() is not None:
+        # Keras's trainer takes values away while it runs, or hands their memory to the step, and
+        # puts them back with assign.
+        own = self._value
+        gone = own is None or (isinstance(own, jax.Array) and own.is_deleted())
+        if scope_of_values() is not None or not gone:
             value = jnp.where(value[0] > 0, value, self.value)
         return super().assign(value)
 

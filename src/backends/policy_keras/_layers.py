@@ -99,7 +99,10 @@ class KeepsCodes(Quantized):
     def rows(self, ids: Any) -> Any:
         """Gives rows of the weight in the compute dtype."""
         stored, scale = raw(codes_variable(self)), raw(getattr(self, SCALE))
-        return PRODUCTS.rows(self.policy_plan, self.weight_shape, _as_ids(ids), stored, scale)
+        shape, ids = self.weight_shape, _as_ids(ids)
+        # As keras.ops.take has it: from the end.
+        ids = ops.where(ids < 0, ids + shape[0], ids)
+        return PRODUCTS.rows(self.policy_plan, shape, ids, stored, scale)
 
 
 class CodesEmbedding(KeepsCodes):

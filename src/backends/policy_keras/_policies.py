@@ -52,14 +52,19 @@ def to_keras(policy: Any) -> Any:
         return keras.dtype_policies.DTypePolicyMap(
             None if default is None else to_keras(deserialize(default)), rules
         )
+    reason: Any = "it has no such class"
     try:
-        return keras.dtype_policies.deserialize(serialize(policy))
+        found = keras.dtype_policies.deserialize(serialize(policy))
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"Keras has no counterpart of {policy.name!r}. Give the policy to policy_core.wrap, "
-            "whose layers keep it through saving and loading; or choose a mode that Keras has, "
-            f"such as 'int8' or 'float8' ({error})."
-        ) from error
+        found, reason = None, error
+    # Keras gives the name of a class that it does not know.
+    if isinstance(found, keras.DTypePolicy):
+        return found
+    raise ValueError(
+        f"Keras has no counterpart of {policy.name!r}. Give the policy to policy_core.wrap, "
+        "whose layers keep it through saving and loading; or choose a mode that Keras has, "
+        f"such as 'int8' or 'float8' ({reason})."
+    )
 
 
 @keras.saving.register_keras_serializable("policy_core", "DTypePolicy")

@@ -13,7 +13,8 @@ import numpy as np
 from policy_core._dtypes import standardize_dtype
 from policy_core._plan import ROLES, Plan, TensorSpec
 
-from ._adapters import LayerAdapter
+from ._adapters import LayerAdapter, adapter_for
+from ._adapters import reason_against as reason_left_out
 from ._keras import drop_attribute, raw
 from ._kernels import FRAMEWORK
 from ._policies import from_keras
@@ -51,6 +52,9 @@ def reason_against(layer: Any, plan: Plan) -> str:
             f"Keras has quantized {layer.name!r} as {mode!r}, whose codes no kernel here reads. "
             "Wrap the float model instead."
         )
+    why = reason_left_out(layer, adapter_for(type(layer)))
+    if why:
+        return f"Keras has quantized {layer.name!r} as {mode!r}, which cannot be taken over: {why}."
     same = (mode == "int8" and plan.weight_codes == "int8") or (mode == "float8" and plan.delayed)
     if same or not plan.quantized:
         return ""

@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from policy_core._forms import Axes
@@ -66,6 +67,8 @@ def linear(
     training: bool,
     group: None,
 ) -> tuple[Any, Tensors]:
+    if isinstance(x, tf.SparseTensor):
+        x = keras.ops.convert_to_tensor(x, sparse=False)
     if x.shape[-1] is None:
         x = tf.ensure_shape(x, [*([None] * (x.shape.rank - 1)), shape[1]])
     weight, bias, dtype = tensors["weight"], tensors.get("bias"), TF_DTYPES[plan.compute_dtype]

@@ -88,7 +88,7 @@ def adapter_for(cls: type) -> LayerAdapter:
             continue
         adapter = _REGISTERED[base]
         # A subclass that overrides __call__ does something that its base's entry cannot know.
-        if _call_of(cls) is _call_of(base):
+        if call_of(cls) is call_of(base):
             return adapter
         if adapter.kind in ("linear", "embedding"):
             return LayerAdapter(
@@ -104,7 +104,8 @@ def adapter_for(cls: type) -> LayerAdapter:
     return LayerAdapter(kind=kind)
 
 
-def _call_of(cls: type) -> object:
+def call_of(cls: type) -> object:
+    """Gives a class's `__call__` as it was written: a `tf.function` as such."""
     return next((vars(kind)["__call__"] for kind in cls.__mro__ if "__call__" in vars(kind)), None)
 
 

@@ -1,6 +1,7 @@
 """Wrapped classes: a mixin in front of the module's own class, so that the object stays one of it."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from policy_core import DTypePolicy
 from policy_core._backend import Wrapping
 from policy_core._plan import Plan, TensorSpec
 
 from . import _kernels, _native, _plain
-from ._adapters import LayerAdapter, adapter_for
+from ._adapters import LayerAdapter, adapter_for, call_of
 from ._casting import CASTABLE
 from ._ops import TF_DTYPES, Tensor
 from ._quantize import dequantize
@@ -81,6 +83,7 @@ class Wrapped:
     _policy_wrapping: Wrapping
     _policy_plain: tuple[TensorSpec, ...]
     _policy_trained: bool = True
+    _policy_call: Any = None
 
     @property
     def dtype_policy(self) -> DTypePolicy:
@@ -182,19 +185,47 @@ _CLASSES: dict[tuple[type[Wrapped], type], type[Any]] = {}
 
 def wrapped_class(mixin: type[Wrapped], base: type) -> type[Any]:
     """Gives the class of wrapped modules for a mixin and a module's own class, made once."""
-    if (mixin, base) not in _CLASSES:
-        ignored: Any = getattr(base, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
-        attributes = {
-            "__module__": base.__module__,
-            "__qualname__": base.__qualname__,
-            "__doc__": base.__doc__,
-            "_policy_base": base,
-            "_policy_mixin": mixin,
-            "_policy_adapter": adapter_for(base),
-            "_TF_MODULE_IGNORED_PROPERTIES": ignored | {"_policy_wrapping", "_policy_plain"},
-        }
-        _CLASSES[mixin, base] = type(base)(base.__name__, (mixin, base), attributes)
-    return _CLASSES[mixin, base]
+    found = _CLASSES.get((mixin, base))
+    if found is None or found._policy_adapter != adapter_for(base):  # registered since
+        found = _CLASSES[mixin, base] = _new_class(mixin, base)
+    return found
+
+
+def _new_class(mixin: type[Wrapped], base: type) -> type[Any]:
+    ignored: Any = getattr(base, "_TF_MODULE_IGNORED_PROPERTIES", frozenset())
+    attributes = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_policy_base": base,
+        "_policy_mixin": mixin,
+        "_policy_adapter": adapter_for(base),
+        "_TF_MODULE_IGNORED_PROPERTIES": ignored | {"_policy_wrapping", "_policy_plain"},
+    }
+    call = call_of(base)
+    if is_function(call) and "__call__" in dir(mixin):
+        attributes |= _functions(mixin, call)
+    return type(base)(base.__name__, (mixin, base), attributes)
+
+
+def is_function(value: Any) -> bool:
+    """Says whether something is what `tf.function` gives."""
+    return isinstance(value, polymorphic_function.Function)
+
+
+def _functions(mixin: Any, call: Any) -> dict[str, Any]:
+    """Gives `__call__` as a function such as the base class's own, and what that was made of.
+
+    Without it SavedModels would lack the call, and its signature would refuse the compute dtype.
+    """
+    own = call.python_function
+
+    @functools.wraps(own)
+    def around(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return mixin.__call__(self, *args, **kwargs)
+
+    # There is no public way to another function with the same options.
+    return {"__call__": call._clone(around), "_policy_call": own}
 
 
 def base_class(module: Any) -> type:

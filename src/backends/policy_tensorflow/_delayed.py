@@ -57,6 +57,40 @@ def is_training() -> bool:
     return True
 
 
+class _Captured:
+    """A variable by the handle that a branch or a loop's body has captured.
+
+    The gradients of those reach what the body captured, and no variable by itself. In the graph
+    around them each has another name for the variable, so TensorFlow keeps no order among their
+    reads and writes.
+
+    Attributes:
+        written: The operation that wrote to it last, if any did.
+    """
+
+    def __init__(self, variable: Any, graph: Any) -> None:
+        self.handle = graph.capture(variable.handle)
+        self.dtype, self.shape = variable.dtype, variable.shape
+        self.written: tuple[Any, ...] = ()
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Tensor:
+        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+        return tf.ensure_shape(value, self.shape)
+
+    def assign(self, value: Tensor) -> None:
+        self.written = (tf.raw_ops.AssignVariableOp(resource=self.handle, value=value),)
+
+
+def _for_backward(state: State) -> Any:
+    """Gives a state that the gradient of the graph that is being made can read and write."""
+    if tf.executing_eagerly():
+        return state
+    graph = tf.compat.v1.get_default_graph()
+    if not isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph):
+        return state
+    return tuple(_Captured(variable, graph) for variable in state)
+
+
 def _function_graph() -> Any:
     """Gives the graph of the function that is being traced, whatever branch of it; None if eager."""
     if tf.executing_eagerly():
@@ -116,11 +150,17 @@ def output_scale(state: State | None, moving: bool) -> Any:
         state: The state of the role; None for a scale from the values at hand.
         moving: Whether the forward call is a training call.
     """
+    state = None if state is None else _for_backward(state)
 
     def scale(dy: Tensor) -> Tensor:
         if state is None:
             largest = tf.reshape(_scaling.amax(OPS, dy, (0, 1)), ())
             return _scaling.scale_of(OPS, largest, "float8_e5m2")
-        return delayed_scale(state, dy, "float8_e5m2", moving, tf.shape(dy)[0])
+        # A layer's next call in backward gets a gradient that waits for this one's state.
+        with tf.control_dependencies([dy]):
+            found = delayed_scale(state, dy, "float8_e5m2", moving, tf.shape(dy)[0])
+        written = [op for one in state for op in getattr(one, "written", ())]
+        with tf.control_dependencies(written):
+            return tf.identity(found)
 
     return scale

@@ -108,6 +108,9 @@ def linear(
         Floats of shape (..., n).
     """
     kernel = kernel or kernel_here(getattr(x, "device", ""))
+    if x.dtype == tf.uint8:
+        # Numbers here; the operators take bytes for codes.
+        x = tf.cast(x, tf.float32)
     if kernel == "native":
         return _native.linear(
             operation, x, weight, scale, bias, codes=codes, dtype=dtype, x_scale=x_scale

@@ -50,15 +50,18 @@ class FloatLayer(Wrapped):
         inside = TF_DTYPES[plan.accumulator] if norm else outside
         args, kwargs = cast_nest(args, inside), cast_nest(kwargs, inside)
         base: Any = super()
+        call = self._policy_call or base.__call__
         with reading(self, inside):
-            y = base.__call__(*args, **kwargs)
+            y = call(*args, **kwargs)
         return cast_nest(y, outside)
 
 
 class CodesEmbedding(KeepsCodes):
     """An embedding that keeps only codes."""
 
-    def __call__(self, ids: Any) -> Tensor:
+    def __call__(self, ids: Any) -> Any:
+        if isinstance(ids, tf.RaggedTensor):
+            return ids.with_flat_values(self(ids.flat_values))
         ids = tf.convert_to_tensor(ids)
         if not ids.dtype.is_integer:
             raise TypeError(f"Expected integer ids. Received dtype {ids.dtype.name}.")

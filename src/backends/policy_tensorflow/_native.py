@@ -291,7 +291,8 @@ def _one_by_one(name: str, given: Any) -> Any:
 
 def _linear_in_pfor(given: Any) -> Any:
     x, x_scale, *rest = (given.input(i) for i in range(5))
-    rows_have_scales = given.op.inputs[0].dtype == tf.uint8 and x_scale.t.shape.rank != 0
+    one_scale = given.op.inputs[1].shape.rank == 0
+    rows_have_scales = given.op.inputs[0].dtype == tf.uint8 and not one_scale
     if any(t.is_stacked for t in rest) or x_scale.is_stacked != rows_have_scales:
         return _one_by_one("linear", given)
     if not x.is_stacked:

@@ -5,10 +5,9 @@ import weakref
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from ._adapters import adapter_for
-from ._classes import base_class
+from ._classes import base_class, is_function
 from ._ops import Tensor
 from ._walk import leaves, modules_of, portable_name
 
@@ -154,7 +153,7 @@ def forget_traces(model: tf.Module) -> None:
     modules = modules_of(model)
     for module in modules:
         for name, value in vars(module).items():
-            if _is_function(value) and value.experimental_get_tracing_count():
+            if is_function(value) and value.experimental_get_tracing_count():
                 raise ValueError(
                     f"{type(module).__name__}.{name} is a tf.function that was traced already, and "
                     "would go on with the weights that it saw. Wrap the model before its first call."
@@ -162,10 +161,6 @@ def forget_traces(model: tf.Module) -> None:
     for module in modules:
         for kind in type(module).__mro__:
             for value in vars(kind).values():
-                if _is_function(value):
+                if is_function(value):
                     # There is no public way; a method's function for an object is made on demand.
                     value._descriptor_cache.pop(module, None)
-
-
-def _is_function(value: Any) -> bool:
-    return isinstance(value, polymorphic_function.Function)

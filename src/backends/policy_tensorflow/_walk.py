@@ -12,7 +12,7 @@ from policy_core._plan import LayerSpec, TensorSpec
 from ._adapters import LayerAdapter, adapter_for
 from ._classes import CODES, SCALE, KeepsCodes, Stored, Wrapped, base_class, codes_of
 from ._kernels import device_type, kernel_table
-from ._ops import dtype_name
+from ._ops import TF_DTYPES, dtype_name
 
 
 def walk(model: Any) -> list[Site]:
@@ -132,6 +132,8 @@ def tensors_of(layer: Any, adapter: LayerAdapter) -> dict[str, Stored]:
         name = portable_name(adapter, path)
         if not isinstance(variable, tf.Variable) or (keeps_codes and name == CODES):
             continue
+        if dtype_name(variable.dtype) not in TF_DTYPES:
+            continue  # no numbers, such as strings: no policy concerns them
         if name in tensors:
             raise ValueError(
                 f"{type(layer).__name__} has two variables that are called {name!r} in files."

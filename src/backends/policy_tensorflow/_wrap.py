@@ -91,6 +91,7 @@ def _all_finite(tensor: Tensor) -> bool:
 
 
 def _check_fits(name: str, tensor: Tensor, dtype: str) -> None:
+    tensor = tf.reshape(tensor, (-1,))
     finite = tf.boolean_mask(tensor, tf.math.is_finite(tensor))
     largest = tf.reduce_max(tf.abs(finite)) if tf.size(finite) else tf.zeros((), tensor.dtype)
     if not tf.math.is_finite(tf.cast(largest, TF_DTYPES[dtype])):

@@ -143,9 +143,10 @@ _CLASSES: dict[tuple[type[Wrapped], type[nn.Module]], type[Any]] = {}
 
 def wrapped_class(mixin: type[Wrapped], base: type[nn.Module]) -> type[Any]:
     """Gives the class of wrapped layers for a mixin and a layer's own class, made once."""
-    if (mixin, base) not in _CLASSES:
-        _CLASSES[mixin, base] = _new_class(mixin, base)
-    return _CLASSES[mixin, base]
+    found = _CLASSES.get((mixin, base))
+    if found is None or found._policy_adapter != adapter_for(base):  # registered since
+        found = _CLASSES[mixin, base] = _new_class(mixin, base)
+    return found
 
 
 def _new_class(mixin: type[Wrapped], base: type[nn.Module]) -> type[Any]:

@@ -65,6 +65,9 @@ def test_policies_without_a_counterpart():
     """A mode that Keras has not is refused with what to do."""
     with pytest.raises(ValueError, match=r"Give the policy to policy_core.wrap"):
         policy_keras.to_keras("int8/weight_only_from_float32")
+    if not hasattr(K, "TernaryDTypePolicy"):
+        with pytest.raises(ValueError, match="no such class"):
+            policy_keras.to_keras("ternary_from_float32")
     with pytest.raises(ValueError, match="Keras has no counterpart"):
         policy_keras.to_keras(pc.DTypePolicyMap("float32", {"a": "float8/dynamic_from_float32"}))
 
@@ -224,6 +227,23 @@ def test_quantized_layers_are_never_quantized_again():
     layer.quantize("int4")
     with pytest.raises(ValueError, match="no kernel here reads"):
         pc.wrap(layer, "int8_from_float32")
+
+
+@pytest.mark.parametrize("policy", ["int8_from_float32", "float32"])
+@pytest.mark.parametrize("case", ["lora", "einsum"])
+def test_quantized_layers_that_cannot_be_taken_over(case, policy):
+    """Codes with LoRA beside them, or of no plain product, are refused with the reason."""
+    lora = case == "lora"
+    layer = keras.layers.Dense(4) if lora else keras.layers.EinsumDense("abc,bcd->abd", (5, 4))
+    layer.build((None, 3) if lora else (None, 5, 3))
+    layer.quantize("int8")
+    if lora:
+        layer.enable_lora(2)
+    x = np.ones((2, 3) if lora else (2, 5, 3), np.float32)
+    before = policy_keras.backend.to_numpy(layer(x))
+    with pytest.raises(ValueError, match=r"cannot be taken over: (LoRA is|the equation)"):
+        pc.wrap(layer, policy)
+    assert np.array_equal(policy_keras.backend.to_numpy(layer(x)), before)
 
 
 def test_float8_layers_are_taken_over():

@@ -104,11 +104,34 @@ def test_convolution(case):
         assert kernel.shape[0] == 5
 
 
+def test_convolution_of_images_of_any_size():
+    """A model of images of unknown size takes each, with padding and strides too."""
+    image = keras.Input((None, None, 3))
+    x = keras.layers.Conv2D(4, 3, strides=2, padding="same")(image)
+    model = keras.Model(image, keras.layers.Conv2D(2, 5, strides=3, padding="same")(x))
+    images = [RANDOM.standard_normal((2, *size, 3)).astype(np.float32) for size in ((6, 7), (9, 4))]
+    wanted = [array(model(each)) for each in images]
+    pc.wrap(model, "int8_from_float32")
+    for each, before in zip(images, wanted, strict=True):
+        y = model.predict(each, verbose=0)
+        assert y.shape == before.shape
+        assert np.abs(y - before).max() < 0.05 * np.abs(before).max()
+
+
 def test_grouped_convolution_is_left_out():
     """A convolution with groups follows the source policy, and the report says why."""
     layer = build(keras.layers.Conv1D(4, 3, groups=2), (2, 9, 4))
     pc.wrap(layer, "int8_from_float32")
     assert "2 groups" in pc.report(layer).rows[0].note
+
+
+@pytest.mark.parametrize("kind", [keras.layers.Embedding, keras.layers.ReversibleEmbedding])
+def test_ids_from_the_end(kind):
+    """Negative ids count from the end, as they do in Keras's own look-up."""
+    layer = build(kind(20, 8), (1, 2))
+    assert np.array_equal(array(layer(np.array([[-1, -20]]))), array(layer(np.array([[19, 0]]))))
+    pc.wrap(layer, "int8_from_float32")
+    assert np.array_equal(array(layer(np.array([[-1, -20]]))), array(layer(np.array([[19, 0]]))))
 
 
 @pytest.mark.parametrize("kind", ["multi_head", "grouped_query"])
@@ -189,6 +212,28 @@ def test_subclass_that_overrides_call():
     pc.wrap(layer, "int8_from_float32")
     assert pc.report(layer).rows[0].quantized
     assert error(layer(x), wanted) < 0.05
+
+
+@pytest.mark.skipif(keras.config.backend() == "torch", reason="Keras has no sparse tensors there")
+def test_sparse_inputs():
+    """A Dense takes the sparse inputs that it took before, in a model too: same bits as dense."""
+    data = keras.Input((8,), sparse=True)
+    model = keras.Model(data, keras.layers.Dense(4)(data))
+    dense = RANDOM.standard_normal((3, 8)).astype(np.float32) * (RANDOM.random((3, 8)) > 0.5)
+    if keras.config.backend() == "jax":
+        from jax.experimental.sparse import BCOO
+
+        sparse = BCOO.fromdense(dense)
+    else:
+        import tensorflow as tf
+
+        sparse = tf.sparse.from_dense(dense)
+    wanted = array(model(sparse))
+    for policy in ("int8_from_float32", "float8_from_float32", "int8_from_mixed_bfloat16"):
+        pc.wrap(model, policy, on_wrapped="replace")
+        assert np.array_equal(array(model(sparse)), array(model.layers[-1](dense)))
+        assert error(model(sparse), wanted) < 0.1
+        model.predict(sparse, verbose=0)
 
 
 def test_lora():

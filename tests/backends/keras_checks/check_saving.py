@@ -242,6 +242,20 @@ def test_frozen_and_trained_state_round_trips(frozen, tmp_path):
     assert np.array_equal(array(loaded(IDS)), wanted)
 
 
+@pytest.mark.parametrize("policy", ["int8_from_float32", "float8_from_mixed_bfloat16"])
+def test_optimizer_of_a_subclassed_model(policy, tmp_path):
+    """A model that makes its layers anew is compiled for what they become, and trains on."""
+    model = pc.wrap(written(), policy)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(IDS, IDS % 3, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is type(model.optimizer)
+    pairs = zip(model.optimizer.variables, loaded.optimizer.variables, strict=True)
+    assert all(same_bits(*map(policy_keras.backend.to_numpy, pair)) for pair in pairs)
+    loaded.fit(IDS, IDS % 3, verbose=0)
+
+
 @pytest.mark.parametrize("make", MODELS)
 def test_our_files(make, tmp_path):
     """`pc.save` and `pc.load` take a fresh float model, whatever names Keras has made up in it."""
@@ -301,6 +315,25 @@ def test_layer_that_was_wrapped_alone(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert np.array_equal(array(loaded(IDS)), wanted)
     assert policies_of(loaded) == policies_of(model)
+
+
+def test_attention_whose_dtype_is_a_map(tmp_path):
+    """A layer that got a map of Keras's as its dtype is wrapped, saved and loaded, and keeps it."""
+    x = keras.Input((5, 8))
+    dtype = keras.dtype_policies.DTypePolicyMap(
+        "float32", {".*/query": keras.DTypePolicy("bfloat16")}
+    )
+    model = keras.Model(x, keras.layers.MultiHeadAttention(2, 4, dtype=dtype)(x, x))
+    pc.wrap(model, "int8_from_float32")
+    data = RANDOM.standard_normal((3, 5, 8)).astype(np.float32)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert np.array_equal(array(loaded(data)), array(model(data)))
+    assert policies_of(loaded) == policies_of(model)
+    for each in (model, loaded):
+        attention = pc.unwrap(each).layers[-1]
+        assert attention.dtype_policy["a/query"].name == "bfloat16"
+        assert attention.query_dense.variable_dtype == "bfloat16"
 
 
 def test_missing_import_is_told(tmp_path):

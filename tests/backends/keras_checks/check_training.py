@@ -95,6 +95,18 @@ def test_float8_state_moves_through_fit(jit):
     assert all(same_bits(before[name], array) for name, array in state_of(model).items())
 
 
+def test_train_on_batch():
+    """Batches one by one, with evaluation between them, move float8 state once each."""
+    model = compiled("float8_from_float32")
+    for _ in range(2):
+        model.train_on_batch(X[:8], Y[:8])
+        model.test_on_batch(X[:8], Y[:8])
+        model.predict_on_batch(X[:8])
+    state = state_of(model)
+    for role in ("input", "weight", "output_grad"):
+        assert np.count_nonzero(state[f"0/{role}_amax_history"]) == 2, role
+
+
 def test_float8_step_is_the_reference():
     """One step of SGD on one layer moves weight, bias and state as the numpy reference says."""
     layer = keras.layers.Dense(3)
@@ -161,6 +173,40 @@ class Branches(keras.Model):
         return self.used(x, training=training)
 
 
+class Cell(keras.layers.Layer):
+    """A recurrent cell of linear layers."""
+
+    state_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.inward, self.onward = keras.layers.Dense(4), keras.layers.Dense(4)
+
+    def build(self, shape):
+        self.inward.build(shape)
+        self.onward.build((None, 4))
+
+    def call(self, x, states, training=None):
+        h = self.inward(x, training=training) + self.onward(states[0], training=training)
+        return keras.ops.tanh(h), [h]
+
+
+@pytest.mark.parametrize("mode", ["float8", "float8/dynamic", "int8"])
+def test_layers_of_a_recurrent_cell(mode):
+    """A layer in a cell trains at each time step; on JAX delayed state cannot leave that loop."""
+    model = keras.Sequential([keras.Input((3, 8)), keras.layers.RNN(Cell())])
+    pc.wrap(model, f"{mode}_from_float32")
+    model.compile("sgd", "mse")
+    x = X[:24].reshape(8, 3, 8)
+    if mode == "float8" and BACKEND == "jax":
+        model.predict(x, verbose=0)
+        return
+    model.fit(x, x[:, 0, :4], batch_size=8, verbose=0)
+    if mode == "float8":
+        history = state_of(model)["0/cell/inward/output_grad_amax_history"]
+        assert np.count_nonzero(history) == 3
+
+
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")  # the point of the test
 def test_unused_branch_keeps_its_state():
     """A layer that takes no part in ten steps keeps its histories and scales."""
@@ -202,6 +248,19 @@ def test_mixed_float16_scales_the_loss():
     assert all(same_bits(before[name], array) for name, array in state_of(model).items())
     model.fit(X, Y, epochs=3, batch_size=32, verbose=0)
     assert all(np.isfinite(array).all() for array in state_of(model).values())
+
+
+def test_loss_scale_is_restored(tmp_path):
+    """A saved model has its policy and its loss scale when it is loaded, and goes on with them."""
+    model = compiled("float8/dynamic_from_mixed_float16")
+    model.fit(X, Y + 1e5, batch_size=32, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.dtype_policy.name == "mixed_float16"
+    scale = float(array(loaded.optimizer.dynamic_scale))
+    assert scale == loaded.optimizer.initial_scale / 2
+    loaded.fit(X, Y, batch_size=32, verbose=0)
+    assert type(pc.unwrap(pc.wrap(mlp(), "mixed_float16"))) is keras.Sequential
 
 
 def test_float8_in_float16_scales_the_loss_too():
