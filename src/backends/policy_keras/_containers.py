@@ -138,9 +138,9 @@ def _settle_one(layer: Any, unwrapped: set[int]) -> None:
         fields["_dtype_policy"] = keras.DTypePolicy(*sources)
     # Subclasses of Keras's graphs may make their layers anew too, as the models of keras_hub do;
     # and a graph's own config lacks its policy, which tells compile to scale the loss.
-    says_all = base_class(layer) in _keras.GRAPHS and sources != {"mixed_float16"}
-    if not says_all and not isinstance(layer, Container):
-        object.__setattr__(layer, "__class__", wrapped_class(Container, base_class(layer)))
+    base = base_class(layer)
+    says_all = base in _keras.GRAPHS and sources != {"mixed_float16"}
+    object.__setattr__(layer, "__class__", base if says_all else wrapped_class(Container, base))
 
 
 def _warn_of_compiled(model: Any) -> None:
