@@ -142,21 +142,23 @@ def adapter_of(layer: Any) -> LayerAdapter:
     return UNTIED if adapter is TIED and not layer.tie_weights else adapter
 
 
-_CLASSES: dict[tuple[type[Changed], type], type[Any]] = {}
+_CLASSES: dict[tuple[type[Changed], type, str], type[Any]] = {}
 
 
 def wrapped_class(mixin: type[Changed], base: type) -> type[Any]:
     """Gives the class of changed layers for a mixin and a layer's own class, made once."""
-    found = _CLASSES.get((mixin, base))
-    if found is None or found._policy_adapter != adapter_for(base):  # registered since
-        made = _new_class(mixin, base)
+    # A class that is registered later may name another weight.
+    weight = adapter_for(base).weight
+    found = _CLASSES.get((mixin, base, weight))
+    if found is None:
+        made = _new_class(mixin, base, weight)
         # All under one name: a config says itself which class it is about.
         register = keras.saving.register_keras_serializable("policy_core", "Wrapped")
-        found = _CLASSES[mixin, base] = register(made)
+        found = _CLASSES[mixin, base, weight] = register(made)
     return found
 
 
-def _new_class(mixin: type[Changed], base: Any) -> type[Any]:
+def _new_class(mixin: type[Changed], base: Any, weight: str) -> type[Any]:
     attributes: dict[str, Any] = {
         "__module__": "policy_keras",
         "__qualname__": base.__qualname__,
@@ -168,9 +170,7 @@ def _new_class(mixin: type[Changed], base: Any) -> type[Any]:
         attributes["call"] = _call_of(base)
     if hasattr(mixin, "float_weight"):
         # What parents read: `kernel` or `embeddings`, beside the variable that is gone.
-        attributes[adapter_for(base).weight.lstrip("_")] = property(
-            lambda self: self.float_weight()
-        )
+        attributes[weight.lstrip("_")] = property(lambda self: self.float_weight())
     if _keras.is_default(base.get_config):
         # Keras makes configs from constructor arguments for classes that leave it to Keras.
         attributes["get_config"] = _default_get_config(mixin)

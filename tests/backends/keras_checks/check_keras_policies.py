@@ -234,7 +234,7 @@ def test_quantized_layers_are_never_quantized_again():
 def test_quantized_layers_that_cannot_be_taken_over(case, policy):
     """Codes with LoRA beside them, or of no plain product, are refused with the reason."""
     lora = case == "lora"
-    layer = keras.layers.Dense(4) if lora else keras.layers.EinsumDense("abc,bcd->abd", (5, 4))
+    layer = keras.layers.Dense(4) if lora else keras.layers.EinsumDense("abc,bce->abe", (5, 4))
     layer.build((None, 3) if lora else (None, 5, 3))
     layer.quantize("int8")
     if lora:
