@@ -11,6 +11,7 @@ from policy_core._plan import Plan
 from policy_tensorflow import _kernels as kernels
 from policy_tensorflow import _native, _plain
 from policy_tensorflow._delayed import delayed_scale, output_scale
+from policy_tensorflow._float8 import float8_linear
 from policy_tensorflow._layers import operation
 from policy_tensorflow._ops import TF_DTYPES
 from policy_tensorflow._quantize import quantize
@@ -104,7 +105,7 @@ def _trainable(plan: Plan, x: Any, tensors: Tensors, training: bool) -> Any:
             for role, value, codes in pairs
         )
         state = _state(tensors, "output_grad")
-    return kernels.float8_linear(
+    return float8_linear(
         x,
         weight,
         tensors.get("bias"),

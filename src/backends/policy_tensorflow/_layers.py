@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from policy_core._plan import Plan
 
-from . import _kernels
+from . import _float8, _kernels
 from ._adapters import LayerAdapter
 from ._casting import cast_nest, cast_tensor
 from ._classes import KeepsCodes, Wrapped, codes_of, compute_dtype, reading
@@ -133,7 +133,7 @@ class TrainableLinear(_QuantizedLinear, Wrapped):
             x_scale = delayed_scale(x_state, x, str(plan.input_codes), moving, rows)
             weight_scale = delayed_scale(weight_state, weight, str(plan.weight_codes), moving, rows)
             state = state_of(self, "output_grad")
-        return _kernels.float8_linear(
+        return _float8.float8_linear(
             x,
             weight,
             _bias_of(self, bias),

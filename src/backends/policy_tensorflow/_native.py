@@ -1,4 +1,4 @@
-"""The CPU kernels as TensorFlow operators: loaded once, with gradients, and in vectorized loops.
+"""The CPU kernels as TensorFlow operators: loaded once, with gradients.
 
 Codes are uint8 tensors, the bits of int8 or float8 codes. A weight is codes of shape (n, k), or a
 packed weight: bytes of shape (b,) in the layout that the kernels read. A packed weight's content
@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops.parallel_for import pfor
 
 import policy_kernels
 from policy_kernels import _loader
 
-from . import _plain
+from . import _plain, _vectorized
 from ._ops import Tensor, with_shape
 
 LIBRARY_NAME = "libpolicy_tensorflow.so"
@@ -213,10 +212,7 @@ def _register(version: int) -> None:
     tf.RegisterGradient(names["linear"])(_linear_gradient)
     for name in ("encode", "quantize_rows", "pack", "unpack", "rows"):
         tf.no_gradient(names[name])
-    pfor.RegisterPFor(names["linear"])(_linear_in_pfor)
-    pfor.RegisterPFor(names["encode"])(_encode_in_pfor)
-    pfor.RegisterPFor(names["quantize_rows"])(_quantize_rows_in_pfor)
-    pfor.RegisterPFor(names["rows"])(_rows_in_pfor)
+    _vectorized.register(names, _OPERATORS)
 
 
 def _linear_gradient(op: Any, dy: Tensor) -> list[Tensor | None]:
@@ -256,65 +252,3 @@ def _dequantized(weight: Tensor, scale: Tensor, codes: str, k: int | None, k_now
 
 def _name_of(code: int) -> str:
     return next(name for name, number in CODES.items() if number == code)
-
-
-# How `tf.vectorized_map` and `tf.jacobian` see the operators: rows are rows, so one more leading
-# axis changes nothing. What else is stacked goes one by one.
-
-
-def _again(name: str, given: Any, *inputs: Tensor) -> Any:
-    names = [arg.name for arg in given.op.op_def.input_arg]
-    attributes = {
-        attr.name: given.get_attr(attr.name)
-        for attr in given.op.op_def.attr
-        if attr.name not in ("T", "B")
-    }
-    return _OPERATORS[name](**dict(zip(names, inputs, strict=True)), **attributes)
-
-
-def _one_by_one(name: str, given: Any) -> Any:
-    stacked = [given.input(i) for i in range(given.num_inputs)]
-
-    def one(index: Tensor) -> Any:
-        return _again(name, given, *[t[index] if is_stacked else t for t, is_stacked, _ in stacked])
-
-    length = given.pfor.loop_len_vector[0]
-    outputs = [output.dtype for output in given.outputs]
-    made = tf.map_fn(
-        one, tf.range(length), fn_output_signature=outputs[0] if len(outputs) == 1 else outputs
-    )
-    results = [made] if len(outputs) == 1 else made
-    for result, output in zip(results, given.outputs, strict=True):
-        result.set_shape(tf.TensorShape([None]).concatenate(output.shape))
-    return [pfor.wrap(result, True) for result in results]
-
-
-def _linear_in_pfor(given: Any) -> Any:
-    x, x_scale, *rest = (given.input(i) for i in range(5))
-    one_scale = given.op.inputs[1].shape.rank == 0
-    rows_have_scales = given.op.inputs[0].dtype == tf.uint8 and not one_scale
-    if any(t.is_stacked for t in rest) or x_scale.is_stacked != rows_have_scales:
-        return _one_by_one("linear", given)
-    if not x.is_stacked:
-        return _one_by_one("linear", given)
-    y = _again("linear", given, x.t, x_scale.t, *[t.t for t in rest])
-    return pfor.wrap(y, True)
-
-
-def _encode_in_pfor(given: Any) -> Any:
-    x, scale = given.input(0), given.input(1)
-    if scale.is_stacked:
-        return _one_by_one("encode", given)
-    return pfor.wrap(_again("encode", given, x.t, scale.t), True)
-
-
-def _quantize_rows_in_pfor(given: Any) -> Any:
-    made = _again("quantize_rows", given, given.stacked_input(0))
-    return [pfor.wrap(made.codes, True), pfor.wrap(made.scale, True)]
-
-
-def _rows_in_pfor(given: Any) -> Any:
-    ids, *rest = (given.input(i) for i in range(3))
-    if any(t.is_stacked for t in rest):
-        return _one_by_one("rows", given)
-    return pfor.wrap(_again("rows", given, ids.t, *[t.t for t in rest]), True)
