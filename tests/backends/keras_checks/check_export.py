@@ -115,7 +115,7 @@ def test_unknown_sizes(tmp_path):
     h = keras.layers.Embedding(20, 8)(ids)
     h = keras.layers.MultiHeadAttention(2, 4)(h, h)
     h = keras.layers.Conv1D(8, 3, padding="causal")(h)
-    h = keras.layers.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d")(h)
+    h = keras.layers.EinsumDense("btc,cd->btd", (None, 4), bias_axes="d")(h)
     wrapped = pc.wrap(keras.Model(ids, h), "int8_from_float32")
     export(wrapped, tmp_path / "saved")
     x = np.random.default_rng(0).integers(0, 20, (2, 7)).astype(np.int32)
