@@ -118,7 +118,7 @@ class PolicyLayer(eqx.Module):
         what = form(self.layer)
         inside = _layers.inside_dtype(plan, what.kind)
         args, kwargs = _layers.cast_nest((args, kwargs), inside)
-        if numpy_dtype(inside).itemsize == 2 and what.arrange is as_they_are:
+        if what.arrange is as_they_are and _narrow(args, inside):
             return _wide_linear(cast_own(self.layer, inside), *args, **kwargs)
         result = cast_own(self.layer, inside)(*args, **kwargs)
         return _layers.cast_nest(result, plan.compute_dtype)
@@ -156,6 +156,11 @@ class PolicyLayer(eqx.Module):
 
     def __repr__(self) -> str:
         return f"PolicyLayer({self.dtype_policy!r}, {self.layer!r})"
+
+
+def _narrow(args: tuple[Any, ...], dtype: str) -> bool:
+    """Says whether the input has a dtype of 16 bits; integers and complex numbers stay theirs."""
+    return numpy_dtype(dtype).itemsize == 2 and bool(args) and args[0].dtype == numpy_dtype(dtype)
 
 
 def _wide_linear(layer: Any, x: Array, *, key: Any = None) -> Array:

@@ -159,7 +159,9 @@ def _computing_in(module: nn.Module, dtype: str) -> Iterator[None]:
 
 
 def _wide_dot_general(*args: Any, **kwargs: Any) -> Array:
-    return jax.lax.dot_general(*args, **{**kwargs, "preferred_element_type": jnp.float32})
+    if not any(jnp.iscomplexobj(operand) for operand in args[:2]):
+        kwargs = {**kwargs, "preferred_element_type": jnp.float32}
+    return jax.lax.dot_general(*args, **kwargs)
 
 
 def actual_form(module: nn.Module) -> Form:
@@ -206,7 +208,7 @@ def _tuple(value: Any) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> Array:
+def _linear(module: nn.Module, what: Form, plan: Plan, inputs: Array, *rest: Any) -> Array:
     if any(value is not None for value in rest):
         raise TypeError(f"A quantized {type(module).__name__} takes its input alone.")
     training = plan.trainable and plan.delayed and module.is_mutable_collection(FLOAT8)
@@ -221,7 +223,7 @@ def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> 
         else:
             of_codes = spec.name in ("weight", "weight_scale") and not plan.trainable
             tensors[spec.name] = module.get_variable(QUANTIZED if of_codes else FLOAT8, spec.name)
-    rows, finish = what.arrange(x)  # type: ignore[misc]  # a linear layer has an arrangement
+    rows, finish = what.arrange(inputs)  # type: ignore[misc]  # a linear layer has an arrangement
     y, state = _layers.linear(_layers.recipe(plan, training), rows, tensors)
     if training and rows.size:
         for name, value in state.items():
@@ -229,7 +231,8 @@ def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> 
     return finish(y)
 
 
-def _embedding(module: nn.Embed, method: str, plan: Plan, x: Array) -> Array:
+def _embedding(module: nn.Embed, method: str, plan: Plan, *args: Array, **kwargs: Array) -> Array:
+    (x,) = (*args, *kwargs.values())
     codes: Array = module.get_variable(QUANTIZED, "weight")
     scale: Array = module.get_variable(QUANTIZED, "weight_scale")
     if method == "attend":
