@@ -165,8 +165,27 @@ def parts_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     if isinstance(module, nn.MultiheadAttention):
         called = getattr(module, "_policy_calls_projections", False)
         return [] if called else [("out_proj.", module.out_proj)]
-    lists = (nn.ParameterList, nn.ParameterDict)
-    return [(f"{n}.", child) for n, child in module._modules.items() if isinstance(child, lists)]
+    return [] if _is_container(module) else _parameter_lists(module, "")
+
+
+_LISTS = (nn.ParameterList, nn.ParameterDict)
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Says whether a module holds others for its parent, and is never called."""
+    kinds = (*_LISTS, nn.ModuleList, nn.ModuleDict)
+    return isinstance(module, kinds) and base_class(module).forward is nn.Module.forward
+
+
+def _parameter_lists(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
+    """Gives the lists and dicts of parameters in a module, also those in containers in it."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in module._modules.items():
+        if isinstance(child, _LISTS):
+            found.append((f"{prefix}{name}.", child))
+        if child is not None and _is_container(child):
+            found += _parameter_lists(child, f"{prefix}{name}.")
+    return found
 
 
 def base_class(module: nn.Module) -> type[nn.Module]:
