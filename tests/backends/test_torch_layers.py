@@ -287,6 +287,29 @@ def test_other_inputs_count_by_their_values(policy: str, dtype: torch.dtype) -> 
         layer(torch.ones(2, 8) * 1j)
 
 
+@pytest.mark.parametrize("policy", FORMS)
+def test_convolutions_take_bytes_and_keywords(policy: str) -> None:
+    """A quantized convolution is called by keyword as the plain one, and reads bytes by values."""
+    layer = pc.wrap(nn.Conv2d(4, 3, 3), policy).eval()
+    x = inputs(2, 4, 5, 5)
+    assert torch.equal(layer(input=x), layer(x))
+    if policy in FORMS[2:]:
+        pixels = torch.arange(200, dtype=torch.uint8).reshape(2, 4, 5, 5)
+        assert torch.equal(layer(pixels), layer(pixels.float()))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_losses_compute_in_float32(policy: str) -> None:
+    """A loss with class weights works within a model, and is rounded once."""
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    x, target = inputs(2, 3).half(), torch.tensor([0, 2])
+    wanted = loss(x.float(), target)
+    pc.wrap(loss, policy)
+    y = loss(x.bfloat16() if policy == "mixed_bfloat16" else x, target)
+    assert y.dtype == getattr(torch, policy.removeprefix("mixed_"))
+    assert close(y, wanted, 0.01)
+
+
 def test_threads_may_share_a_model() -> None:
     """Several threads that call one wrapped model at once get the results of one thread."""
     model = pc.wrap(nn.LSTM(8, 8), "mixed_bfloat16")
