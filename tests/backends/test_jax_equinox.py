@@ -173,3 +173,13 @@ def test_what_has_no_float_weight_says_so():
         model.weight  # noqa: B018  # the look-up is what is tested
     (row,) = pc.report(pc.wrap(eqx.nn.Linear("scalar", 4, key=KEY), "int8_from_float32")).rows
     assert "scalar" in row.note
+
+
+def test_layers_inside_weight_norm_are_left_out():
+    """A layer whose weight `eqx.nn.WeightNorm` computes at each call keeps it."""
+    model = eqx.nn.WeightNorm(eqx.nn.Linear(8, 4, key=jax.random.key(0)))
+    x = jnp.ones(8)
+    wrapped = pc.wrap(model, "int8_from_float32")
+    np.testing.assert_allclose(wrapped(x), model(x), rtol=1e-6)
+    notes = {row.path: row.note for row in pc.report(wrapped).rows}
+    assert "WeightNorm computes its weight anew" in notes["layer"]

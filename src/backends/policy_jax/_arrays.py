@@ -124,8 +124,7 @@ def quantize_array(
     site = Site(paths=("",), layer=weight, spec=spec, tensors={"weight": stored})
     wrapping = Wrapping(plan=made, bytes_before=int(weight.nbytes))
     step = Step(site=site, wrapping=wrapping)
-    if not isinstance(weight, jax.core.Tracer):  # inside jit there is no value to look at
-        _sites.validate(step)
+    _sites.validate(step)
     return QuantizedArray(_sites.made(step, made), axes, tuple(weight.shape), wrapping)
 
 
