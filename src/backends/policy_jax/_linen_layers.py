@@ -79,6 +79,13 @@ class PolicyLinen:
             "pc.wrap((module, variables), policy)."
         )
 
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises: a bound module would compute without the policies."""
+        raise TypeError(
+            "A bound module does not follow policies. Call apply(variables, …), with method=… for "
+            "another method; pc.unwrap gives the plain module back."
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name in ("module", "table") or name.startswith("__"):
             raise AttributeError(name)
@@ -119,6 +126,9 @@ class PolicyLinen:
         if name == "setup":
             # An Embed asks for its table there, and a quantized one has none.
             return None if plan.quantized else next_function(*args, **kwargs)
+        if plan.quantized and name not in ("__call__", "attend"):
+            # A step on the way to one of these, as lifted transforms take it.
+            return next_function(*args, **kwargs)
         args, kwargs = _layers.cast_nest((args, kwargs), plan.compute_dtype)
         if not plan.quantized:
             inside = _layers.inside_dtype(plan, layer.form.kind)
