@@ -27,14 +27,16 @@ def walk(model: eqx.Module) -> list[Site]:
 
 
 def _computed_anew(model: eqx.Module) -> dict[int, str]:
-    """Gives why layers, by identity, can't be quantized whose weights others compute at each call."""
-    kinds = (eqx.nn.WeightNorm, eqx.nn.SpectralNorm)
+    """Gives why layers, by identity, can't be quantized whose weights others give them at each call."""
+    kinds = (eqx.nn.WeightNorm, eqx.nn.SpectralNorm, eqx.nn.Shared)
     nodes = jax.tree.leaves(model, is_leaf=lambda node: isinstance(_plain(node), kinds))
     return {
-        id(layer): f"eqx.nn.{type(norm).__name__} computes its weight anew at each call"
-        for norm in map(_plain, nodes)
-        if isinstance(norm, kinds)
-        for _, layer in _flatten(norm.layer, "")
+        id(layer): f"eqx.nn.{type(parent).__name__} gives it a weight at each call"
+        for parent in map(_plain, nodes)
+        if isinstance(parent, kinds)
+        for name, value in vars(parent).items()
+        for _, child in _modules_in(name, value)
+        for _, layer in _flatten(child, "")
     }
 
 
@@ -153,6 +155,8 @@ def _children(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _modules_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, eqx.nn.StateIndex):
+        return  # its arrays are the first values of a state, and no part of the model
     if isinstance(value, eqx.Module):
         # jax.vmap and jit of equinox are modules too, of functions: no layers.
         if not type(value).__module__.startswith("equinox._"):

@@ -46,8 +46,8 @@ def form(layer: Any) -> Form:
         reason = f"{plain.__name__} overrides __call__; it follows the source policy"
         return Form(kind, left_out=reason)
     ndim = layer.num_spatial_dims + 2 if base is eqx.nn.Conv else 2
-    # A quantized layer has no weight of its own.
-    reason = "" if layer.weight is None else stacked(layer.weight.shape, ndim)
+    # A quantized layer has no weight of its own, nor has one inside eqx.nn.Shared.
+    reason = stacked(layer.weight.shape, ndim) if eqx.is_array(layer.weight) else ""
     if reason:
         return Form(kind, left_out=reason)
     if kind == "embedding":
