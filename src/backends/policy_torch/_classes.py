@@ -80,10 +80,13 @@ class Wrapped:
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        self._accept_float_checkpoint(state_dict, prefix)
+        *_, error_msgs = args
+        self._accept_float_checkpoint(state_dict, prefix, error_msgs)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
-    def _accept_float_checkpoint(self, state_dict: dict[str, Any], prefix: str) -> None:
+    def _accept_float_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, error_msgs: list[str]
+    ) -> None:
         """Gives a float checkpoint of the plain layer the entries that it cannot have."""
         plan = self.policy_plan
         if not plan.quantized or f"{prefix}{CODES}" in state_dict:
@@ -97,6 +100,11 @@ class Wrapped:
             del state_dict[f"{prefix}weight"]
             portable = weight.t() if self._policy_adapter.transposed else weight
             codes, scale = quantize(portable.detach(), plan.weight_codes, plan.scale_axes)
+            if not torch.isfinite(scale).all():
+                error_msgs.append(
+                    f"{prefix}weight in the checkpoint holds a NaN or an infinity, which has no code."
+                )
+                codes, scale = self.weight_codes, self.weight_scale  # type: ignore[attr-defined]
             state_dict[f"{prefix}{CODES}"], state_dict[f"{prefix}{SCALE}"] = codes, scale
         for name in own:
             if name.endswith(STATE_SUFFIXES):
@@ -115,6 +123,13 @@ class KeepsCodes(Wrapped):
         dtype = self.policy_plan.variable_dtype
         weight = dequantize(self.weight_codes, self.weight_scale, dtype)
         return weight.t() if self._policy_adapter.transposed else weight
+
+    def reset_parameters(self) -> None:
+        """Raises: there is no float weight to give new values."""
+        raise RuntimeError(
+            f"A layer under {self.dtype_policy.name!r} keeps only codes of its weight. Reset it before "
+            "pc.wrap, or after pc.unwrap."
+        )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self._buffers[SCALE].device  # type: ignore[attr-defined]

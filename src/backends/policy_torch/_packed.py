@@ -83,7 +83,7 @@ class Packed(KeepsCodes):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        self._accept_float_checkpoint(state_dict, prefix)
+        self._accept_float_checkpoint(state_dict, prefix, error_msgs)
         key = prefix + CODES
         codes = state_dict.pop(key, None)
         own = self.packed_codes
