@@ -171,7 +171,17 @@ def _backward(how: Recipe, residuals: Any, cotangents: Any) -> tuple[Array, dict
     return dx.astype(numpy_dtype(how.compute_dtype)), {name: result.get(name) for name in names}
 
 
-_linear.defvjp(_forward, _backward)
+def _kept_for_backward(how: Recipe, x: Array, tensors: Tensors) -> tuple[Any, Any]:
+    if how.trainable:
+        return _forward(how, x, tensors)
+    # By `_linear` itself, so that a second derivative meets this rule again, and no kernel.
+    scale = tensors["weight_scale"].reshape(() if how.delayed else (-1,))
+    state = _role(tensors, "output_grad")
+    residuals = (None, tensors["weight"], scale, state, dict.fromkeys(tensors))
+    return _linear(how, x, tensors), residuals
+
+
+_linear.defvjp(_kept_for_backward, _backward)
 
 
 def _gradient(
