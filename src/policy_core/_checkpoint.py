@@ -12,6 +12,7 @@ stored under another name because they are the same storage.
 import json
 import os
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ _FILE_DTYPES = {
     "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
+    "C64": "complex64",
 }
 
 
@@ -59,6 +61,8 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         TypeError: No backend serves such a model.
         ValueError: The model has no layers.
+        CheckpointError: A file cannot have the tensors' names or dtypes: two layers have one path, a
+            tensor's own name has a `/`, or it is complex128.
         OSError: The file cannot be written.
     """
     import numpy as np
@@ -69,15 +73,26 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     layers: dict[str, Any] = {}
     tied: dict[str, str] = {}
     first_names: dict[object, str] = {}
-    for site in walk(adapter, model):
+    sites = walk(adapter, model)
+    _check_paths(sites)
+    for site in sites:
         if site.wrapping is not None:
             made = site.wrapping.plan
             layers[site.path] = {"policy": serialize(made.asked), "frozen": _is_frozen(made)}
         for name, tensor in site.tensors.items():
             full = _join(site.path, name)
+            if "/" in name or full == "__metadata__":
+                raise CheckpointError(
+                    f"Layer {site.path!r} has a tensor {name!r}, which no file can name. Rename it."
+                )
             first = first_names.setdefault(adapter.storage_key(tensor), full)
             if first == full:
                 arrays[full] = np.asarray(adapter.to_numpy(tensor), order="C")
+                if arrays[full].dtype.name not in _FILE_DTYPES.values():
+                    raise CheckpointError(
+                        f"Tensor {full!r} has dtype {arrays[full].dtype.name!r}, which files do not "
+                        f"know. Expected one of {sorted(_FILE_DTYPES.values())}."
+                    )
             else:
                 tied[full] = first
     header = {"version": VERSION, "layers": layers, "tied": tied}
@@ -137,6 +152,16 @@ def load(model: Any, path: str | os.PathLike[str]) -> Any:
 def _is_frozen(made: Plan) -> bool:
     mode = made.policy.quantization
     return made.quantized and mode is not None and mode.scheme.trainable and not made.trainable
+
+
+def _check_paths(sites: list[Site]) -> None:
+    counts = Counter(site.path for site in sites)
+    twice = sorted(path for path, count in counts.items() if count > 1)
+    if twice:
+        raise CheckpointError(
+            f"Two layers have the path {shorten(twice[0])}, and a file would hold one of them. Rename "
+            "a module whose name has a '/'."
+        )
 
 
 def _join(path: str, name: str) -> str:

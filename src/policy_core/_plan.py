@@ -152,6 +152,9 @@ def _reason_against(scheme: Scheme, spec: LayerSpec) -> str:
             f"an embedding looks up and does not multiply, so '{scheme.name}' has nothing to do; "
             "'float8/weight_only' shrinks it"
         )
+    weight = next(tensor for tensor in spec.tensors if tensor.name == "weight")
+    if not is_castable_float(weight.dtype):
+        return f"its weight is {weight.dtype}, and codes are for floats of at least 16 bits"
     return ""
 
 

@@ -320,3 +320,57 @@ def test_tied_head_goes_through_a_file(tmp_path):
     again = pc.load(Model(), tmp_path / "m.safetensors")
     assert same_bits(again(ids), model(ids))
     assert pc.report(again).bytes_after == pc.report(model).bytes_after
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bool", "float8_e4m3fn"])
+@pytest.mark.parametrize("mode", MODES)
+def test_inputs_of_eight_bits_count_by_their_values(mode, dtype):
+    """A quantized layer takes small integers and float8 values for numbers, not for codes."""
+    layer = jax_layer(16, 4, f"{mode}_from_float32")
+    x = jnp.asarray(np.arange(32).reshape(2, 16) % 7, dtype)
+    assert same_bits(np.asarray(layer(x)), np.asarray(layer(x.astype(jnp.float32))))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_complex_inputs_of_codes_are_refused(mode):
+    """A product on codes refuses complex inputs: it would lose their imaginary part."""
+    layer = jax_layer(16, 4, f"{mode}_from_float32")
+    with pytest.raises(TypeError, match="Expected real inputs"):
+        layer(jnp.ones((2, 16)) * 1j)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "complex64"])
+@pytest.mark.parametrize("kind", ["nnx", "linen", "equinox"])
+def test_what_is_not_cast_is_not_cut_off(kind, dtype):
+    """Integers and complex inputs of a layer under `mixed_bfloat16` give no integers and keep both parts."""
+    x = jnp.asarray(np.arange(8) + (0 if dtype == "int32" else 2j), dtype)
+    if kind == "nnx":
+        plain = nnx.Linear(8, 3, rngs=nnx.Rngs(0))
+        wanted = plain(x)
+        y = pc.wrap(plain, "mixed_bfloat16")(x)
+    elif kind == "linen":
+        pair = (linen.Dense(3), linen.Dense(3).init(jax.random.key(0), jnp.ones((1, 8))))
+        wanted = pair[0].apply(pair[1], x)
+        module, variables = pc.wrap(pair, "mixed_bfloat16")
+        y = module.apply(variables, x)
+    else:
+        plain = eqx.nn.Linear(8, 3, key=jax.random.key(0))
+        wanted = plain(x)
+        y = pc.wrap(plain, "mixed_bfloat16")(x)
+    np.testing.assert_allclose(
+        np.asarray(y, wanted.dtype), np.asarray(wanted), atol=0.02 * float(abs(wanted).max())
+    )
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "int8_from_float32"])
+def test_layers_take_their_input_by_its_name(policy):
+    """A wrapped flax layer is called by keyword as the plain one is."""
+    x = jnp.ones((2, 8))
+    ids = jnp.ones(2, jnp.int32)
+    layer = pc.wrap(nnx.Linear(8, 3, rngs=nnx.Rngs(0)), policy)
+    table = pc.wrap(nnx.Embed(8, 3, rngs=nnx.Rngs(0)), policy)
+    dense = linen.Dense(3)
+    module, variables = pc.wrap((dense, dense.init(jax.random.key(0), x)), policy)
+    assert (layer(inputs=x) == layer(x)).all()
+    assert (table(inputs=ids) == table(ids)).all()
+    assert (module.apply(variables, inputs=x) == module.apply(variables, x)).all()

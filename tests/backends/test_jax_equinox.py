@@ -173,3 +173,62 @@ def test_what_has_no_float_weight_says_so():
         model.weight  # noqa: B018  # the look-up is what is tested
     (row,) = pc.report(pc.wrap(eqx.nn.Linear("scalar", 4, key=KEY), "int8_from_float32")).rows
     assert "scalar" in row.note
+
+
+def test_layers_inside_weight_norm_are_left_out():
+    """A layer whose weight `eqx.nn.WeightNorm` computes at each call keeps it."""
+    model = eqx.nn.WeightNorm(eqx.nn.Linear(8, 4, key=jax.random.key(0)))
+    x = jnp.ones(8)
+    wrapped = pc.wrap(model, "int8_from_float32")
+    np.testing.assert_allclose(wrapped(x), model(x), rtol=1e-6)
+    notes = {row.path: row.note for row in pc.report(wrapped).rows}
+    assert "WeightNorm gives it a weight at each call" in notes["layer"]
+
+
+@pytest.mark.parametrize("policy", ["int8_from_float32", "mixed_bfloat16"])
+def test_layers_inside_shared_stay_tied(policy):
+    """Layers that `eqx.nn.Shared` ties are left out of quantization, and stay tied."""
+
+    class Tied(eqx.Module):
+        shared: eqx.nn.Shared
+
+        def __init__(self, key):
+            pair = (
+                eqx.nn.Embedding(8, 4, key=key),
+                eqx.nn.Linear(4, 8, use_bias=False, key=key),
+            )
+            self.shared = eqx.nn.Shared(pair, lambda p: p[1].weight, lambda p: p[0].weight)
+
+        def __call__(self, index):
+            table, head = self.shared()
+            return head(table(index))
+
+    model = Tied(jax.random.key(0))
+    wrapped = pc.wrap(model, policy)
+    np.testing.assert_allclose(
+        np.asarray(wrapped(jnp.array(3)), np.float32), model(jnp.array(3)), atol=0.05
+    )
+    assert not any(row.quantized for row in pc.report(wrapped).rows)
+
+
+def test_states_may_be_made_of_wrapped_models():
+    """`eqx.nn.make_with_state` works around `pc.wrap`."""
+
+    class Net(eqx.Module):
+        linear: eqx.nn.Linear
+        norm: eqx.nn.BatchNorm
+
+        def __init__(self, key):
+            self.linear = eqx.nn.Linear(8, 4, key=key)
+            self.norm = eqx.nn.BatchNorm(4, "batch", mode="ema")
+
+        def __call__(self, x, state):
+            return self.norm(self.linear(x), state)
+
+    def make(key):
+        return pc.wrap(Net(key), "int8_from_float32")
+
+    model, state = eqx.nn.make_with_state(make)(jax.random.key(0))
+    y, _ = eqx.nn.inference_mode(model)(jnp.ones(8), state)
+    assert y.shape == (4,)
+    assert [row.path for row in pc.report(model).rows] == ["linear", "norm"]

@@ -214,3 +214,42 @@ def test_cast_tree_walks_custom_nodes():
     assert cast["x"].dtype == jnp.bfloat16
     assert same_bits(cast["q"].tensors["weight"], tree["q"].tensors["weight"])
     assert cast["q"].tensors["weight_scale"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("axes", [(5,), (0, 0), (0, -2), ()])
+def test_axes_that_a_weight_lacks_are_refused(axes):
+    """Contracted axes must be different axes of the weight."""
+    with pytest.raises(ValueError, match="different axes of a weight of shape"):
+        policy_jax.quantize_array(jnp.ones((2, 3)), "int8_from_float32", axes)
+
+
+def test_what_no_product_can_take_says_so():
+    """Integer weights, weights and inputs without axes have errors of their own."""
+    with pytest.raises(ValueError, match="its weight is int32"):
+        policy_jax.quantize_array(jnp.ones((2, 3), jnp.int32), "int8_from_float32")
+    with pytest.raises(ValueError, match=r"shape \(\)"):
+        policy_jax.quantize_array(jnp.float32(1), "int8_from_float32")
+    with pytest.raises(ValueError, match="one axis or more"):
+        policy_jax.dot(
+            jnp.float32(1), policy_jax.quantize_array(jnp.ones((2, 3)), "int8_from_float32")
+        )
+
+
+def test_contracted_axes_may_come_in_any_order():
+    """The order in which contracted axes are given does not matter."""
+    w, x = jnp.arange(120.0).reshape(2, 3, 4, 5), jnp.arange(84.0).reshape(7, 3, 4)
+    one, other = (policy_jax.quantize_array(w, "int8_from_float32", a) for a in ((1, 2), (-2, 1)))
+    equation = "bcd,acde->bae"
+    assert (policy_jax.einsum(equation, x, one) == policy_jax.einsum(equation, x, other)).all()
+
+
+def test_trees_hold_more_than_jax_arrays(tmp_path):
+    """numpy's arrays in a tree are weights too; keys, None and text stay as they are."""
+    tree = {"w": np.ones((8, 4), np.float32), "key": jax.random.key(0), "none": None, "name": "a"}
+    quantized = policy_jax.quantize(tree, "int8_from_float32")
+    assert isinstance(quantized["w"], policy_jax.QuantizedArray)
+    assert quantized["key"] is tree["key"]
+    assert (quantized["none"], quantized["name"]) == (None, "a")
+    pc.save(policy_jax.Parameters(quantized), tmp_path / "tree")
+    loaded = pc.load(policy_jax.Parameters(tree), tmp_path / "tree").tree
+    assert (loaded["w"].dequantize() == quantized["w"].dequantize()).all()

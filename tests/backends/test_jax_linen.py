@@ -162,7 +162,38 @@ def test_what_is_no_pair_is_refused():
     module, _ = pc.wrap((Net(), variables), "int8_from_float32")
     with pytest.raises(TypeError, match="has its variables already"):
         module.init(jax.random.key(0), inputs(3, 8))
+    with pytest.raises(TypeError, match="does not follow policies"):
+        module.bind(variables)
     assert "int8_from_float32" in repr(module)
+
+
+def test_boxed_variables_are_refused():
+    """Variables in boxes, as `nn.with_partitioning` makes them, are refused with what to do."""
+    dense = nn.Dense(4, kernel_init=nn.with_partitioning(nn.initializers.ones, ("a", "b")))
+    variables = dense.init(jax.random.key(0), inputs(3, 8))
+    with pytest.raises(TypeError, match="'params/kernel' is in a box"):
+        pc.wrap((dense, variables), "int8_from_float32")
+    module, variables = pc.wrap((dense, nn.unbox(variables)), "int8_from_float32")
+    assert module.apply(variables, inputs(3, 8)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("norm", [nn.WeightNorm, nn.SpectralNorm])
+def test_layers_inside_norms_of_weights_are_left_out(norm):
+    """A layer whose kernel a norm of weights computes at each call keeps it."""
+    options = {"update_stats": False} if norm is nn.SpectralNorm else {}
+
+    class Normed(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return norm(nn.Dense(4))(x, **options)
+
+    x = inputs(3, 8)
+    plain = Normed()
+    variables = plain.init(jax.random.key(0), x)
+    module, wrapped = pc.wrap((plain, variables), "int8_from_float32")
+    np.testing.assert_allclose(module.apply(wrapped, x), plain.apply(variables, x), rtol=1e-6)
+    notes = {row.path: row.note for row in pc.report((module, wrapped)).rows}
+    assert "computes its kernel anew" in notes["Dense_0"]
 
 
 def test_bits_under_jit_are_those_without():

@@ -395,3 +395,32 @@ def test_tied_layers_have_their_own_rest():
     assert model.a.input_scale[...] != model.b.input_scale[...]
     model.eval()
     assert model(inputs(4, 8)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+def test_models_may_be_wrapped_inside_jit(mode):
+    """A model that is made and wrapped inside `nnx.jit` computes what one outside does."""
+    policy = f"{mode}_from_float32"
+
+    def make():
+        return pc.wrap(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), policy)
+
+    inside, outside = nnx.jit(make)(), make()
+    inside.eval()
+    outside.eval()
+    x = jnp.ones((2, 8))
+    assert (inside(x) == outside(x)).all()
+    shapes = nnx.state(nnx.eval_shape(make))
+    assert shapes["bias"].get_value().shape == (4,)
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8/weight_only"])
+def test_layers_inside_weight_norm_are_left_out(mode):
+    """A layer whose kernel `nnx.WeightNorm` computes at each call keeps it, and the report says so."""
+    model = nnx.WeightNorm(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    x = jnp.ones((2, 8))
+    wanted = model(x)
+    pc.wrap(model, f"{mode}_from_float32")
+    np.testing.assert_allclose(model(x), wanted, rtol=1e-6)
+    (row,) = pc.report(model).rows
+    assert "WeightNorm computes its weight anew" in row.note

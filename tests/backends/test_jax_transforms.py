@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import policy_core as pc
 import policy_jax
@@ -229,3 +230,16 @@ def test_policy_jax_imports_jax_alone():
         "assert not found, found\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("mode", ["int8", "int8/weight_only", "float8/weight_only"])
+def test_codes_have_second_derivatives(mode):
+    """A second derivative through a layer that keeps codes is that of its dequantized weight."""
+    layer = pc.wrap(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), f"{mode}_from_float32")
+    weight = pc.unwrap(nnx.clone(layer)).kernel[...]
+    x = jnp.ones((3, 8))
+    first = jax.grad(lambda x: jnp.square(layer(x)).sum())
+    second = jax.jit(jax.grad(lambda x: first(x).sum()))(x)
+    np.testing.assert_allclose(
+        second, 2 * jnp.ones((3, 8)) @ weight @ weight.T, rtol=1e-4, atol=1e-5
+    )

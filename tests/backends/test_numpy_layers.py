@@ -243,3 +243,13 @@ def test_layer_called_twice_makes_two_entries() -> None:
     layer(np.full((1, 8), 2, np.float32), training=True)
     layer(np.full((1, 8), 3, np.float32), training=True)
     assert layer.tensors["input_amax_history"][:3].tolist() == [3, 2, 0]
+
+
+@pytest.mark.parametrize("policy", ["float32", "int8_from_float32", "float8_from_float32"])
+def test_complex_and_foreign_bytes(policy: str) -> None:
+    """Complex inputs are refused; arrays in the other byte order count by their values."""
+    layer = pc.wrap(pn.Dense(8, 4), policy)
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    assert same_bits(layer(x.astype(x.dtype.newbyteorder())), layer(x))
+    with pytest.raises(TypeError, match="Expected real inputs"):
+        layer(x * 1j)

@@ -254,6 +254,78 @@ def test_parameter_lists_belong_to_the_module_that_reads_them() -> None:
     assert row.bytes_after == (2 * 32 + 4) * 4
 
 
+def test_parameter_lists_in_containers_are_the_readers_too(tmp_path: Any) -> None:
+    """Lists of parameters in lists and dicts of modules are read, reported, saved and loaded."""
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.ModuleList([nn.ParameterList([torch.rand(8, 8)]), nn.Linear(8, 8)])
+            self.named = nn.ParameterDict({"a": nn.ParameterList([torch.rand(8, 4)])})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rows[1](x @ self.rows[0][0]) @ self.named["a"][0]
+
+    model = pc.wrap(Nested(), "mixed_bfloat16")
+    assert model(inputs(3, 8)).dtype == torch.bfloat16
+    rows = {row.path: row.bytes_after for row in pc.report(model).rows}
+    assert rows == {"": (64 + 32) * 4, "rows/1": 72 * 4}
+    pc.save(model, tmp_path / "model")
+    loaded = pc.load(Nested(), tmp_path / "model")
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_embedding_bags_keep_their_table(sparse: bool) -> None:
+    """A bag's table, which `max_norm` rescales in place, is itself read; sparse gradients arrive."""
+    bag = nn.EmbeddingBag(10, 4, mode="sum", max_norm=None if sparse else 0.1, sparse=sparse)
+    pc.wrap(bag, "mixed_bfloat16")
+    y = bag(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(1, 2))
+    assert y.dtype == torch.bfloat16
+    if sparse:
+        y.sum().backward()
+        assert bag.weight.grad.is_sparse
+        assert bag.weight.grad.dtype == torch.float32
+    else:
+        assert bag.weight[1].norm() < 0.1001
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("policy", FORMS[2:])
+def test_other_inputs_count_by_their_values(policy: str, dtype: torch.dtype) -> None:
+    """A quantized layer takes integers and float8 values for numbers, and refuses complex ones."""
+    layer = pc.wrap(nn.Linear(8, 4), policy).eval()
+    x = torch.ones(2, 8).to(dtype)
+    assert torch.equal(layer(x), layer(x.float()))
+    with pytest.raises(TypeError, match="Expected real inputs"):
+        layer(torch.ones(2, 8) * 1j)
+
+
+@pytest.mark.parametrize("policy", FORMS)
+def test_convolutions_take_bytes_and_keywords(policy: str) -> None:
+    """A quantized convolution is called by keyword as the plain one, and reads bytes by values."""
+    layer = pc.wrap(nn.Conv2d(4, 3, 3), policy).eval()
+    x = inputs(2, 4, 5, 5)
+    assert torch.equal(layer(input=x), layer(x))
+    if policy in FORMS[2:]:
+        pixels = torch.arange(200, dtype=torch.uint8).reshape(2, 4, 5, 5)
+        assert torch.equal(layer(pixels), layer(pixels.float()))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_losses_compute_in_float32(policy: str) -> None:
+    """A loss with class weights works within a model, and is rounded once."""
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    x, target = inputs(2, 3).half(), torch.tensor([0, 2])
+    wanted = loss(x.float(), target)
+    pc.wrap(loss, policy)
+    y = loss(x.bfloat16() if policy == "mixed_bfloat16" else x, target)
+    assert y.dtype == getattr(torch, policy.removeprefix("mixed_"))
+    assert close(y, wanted, 0.01)
+
+
 def test_threads_may_share_a_model() -> None:
     """Several threads that call one wrapped model at once get the results of one thread."""
     model = pc.wrap(nn.LSTM(8, 8), "mixed_bfloat16")

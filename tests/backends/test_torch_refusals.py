@@ -31,6 +31,10 @@ def pruned() -> nn.Module:
     return prune.l1_unstructured(nn.Linear(8, 4), "weight", 0.5)
 
 
+def pruned_recurrent() -> nn.Module:
+    return prune.l1_unstructured(nn.LSTM(8, 4), "weight_hh_l0", 0.5)
+
+
 def parametrized() -> nn.Module:
     return parametrizations.orthogonal(nn.Linear(8, 4))
 
@@ -57,12 +61,13 @@ def scripted() -> nn.Module:
     [
         (lazy, "no shapes yet"),
         (pruned, "prune.remove"),
+        (pruned_recurrent, "weight_hh_l0"),
         (parametrized, "remove_parametrizations"),
         (meta, "meta device"),
         (patched, "set on the object itself"),
         (scripted, "TorchScript"),
     ],
-    ids=["lazy", "pruned", "parametrized", "meta", "patched", "scripted"],
+    ids=["lazy", "pruned", "pruned recurrent", "parametrized", "meta", "patched", "scripted"],
 )
 def test_what_cannot_be_wrapped_is_refused(make: Any, said: str, policy: str) -> None:
     """Layers whose weights are not there, or made anew at each call, are refused; nothing changes."""

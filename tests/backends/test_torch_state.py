@@ -251,3 +251,42 @@ def test_unwrapped_weights_are_trained_as_before() -> None:
         layer = nn.Linear(4, 4).requires_grad_(trained)
         pc.unwrap(pc.wrap(layer, "int8_from_float32"))
         assert [p.requires_grad for p in layer.parameters()] == [trained, trained]
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8/weight_only"])
+def test_bad_values_in_a_float_checkpoint_are_refused(mode: str) -> None:
+    """A NaN in a checkpoint's weight, which has no code, is an error, and the codes stay."""
+    layer = pc.wrap(nn.Linear(8, 4), f"{mode}_from_float32")
+    before = layer.weight
+    bad = nn.Linear(8, 4).state_dict()
+    bad["weight"][0, 0] = float("nan")
+    with pytest.raises(RuntimeError, match="weight in the checkpoint holds a NaN"):
+        layer.load_state_dict(bad)
+    assert torch.equal(layer.weight, before)
+
+
+def test_codes_are_not_reset_silently() -> None:
+    """`reset_parameters` of a layer that keeps only codes raises, and changes nothing."""
+    layer = pc.wrap(nn.Linear(8, 4), "int8_from_float32")
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(RuntimeError, match="keeps only codes"):
+        layer.reset_parameters()
+    assert all(torch.equal(layer.state_dict()[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("policy", ["int8_from_float32", "float8/dynamic_from_float32"])
+def test_defaults_of_torch_do_not_reach_a_model_on_the_cpu(policy: str) -> None:
+    """Another default device or dtype changes nothing for a model that is on the CPU."""
+    x = torch.ones(2, 8)
+    one = nn.Linear(8, 4)
+    other = copy.deepcopy(one)
+    wanted = pc.wrap(one, policy)(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            y = pc.wrap(other, policy)(x)
+            restored = pc.unwrap(copy.deepcopy(other))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(y, wanted)
+    assert restored.weight.device.type == "cpu"

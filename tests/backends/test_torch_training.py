@@ -308,3 +308,24 @@ def test_length_of_the_history_is_the_policys() -> None:
     for value in (1.0, 2.0, 3.0):
         step_of(layer, torch.full((1, 8), value))
     assert history(layer, "input") == [3, 2]
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_second_derivatives_are_refused_or_right(functional: bool) -> None:
+    """A second derivative through a float8 layer that trains raises; through a frozen one it comes."""
+    layer = pc.wrap(nn.Linear(8, 4), "float8/dynamic_from_float32").eval()
+    x = inputs(3, 8).requires_grad_(not functional)
+
+    def second(layer: Any) -> torch.Tensor:
+        if functional:
+            loss = lambda x: layer(x).pow(2).sum()  # noqa: E731
+            return torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(x)
+        (first,) = torch.autograd.grad(layer(x).pow(2).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0]
+
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        second(layer)
+    frozen = pc.freeze(layer)
+    weight = frozen.weight.detach()
+    wanted = (2 * torch.ones(3, 8)) @ weight.T @ weight
+    torch.testing.assert_close(second(frozen), wanted)

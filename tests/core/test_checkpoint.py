@@ -8,8 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from torch import nn
 
 import policy_core as pc
 import policy_numpy as pn
@@ -285,3 +287,37 @@ def test_own_tensor_named_like_a_scale_may_be_negative(tmp_path: Path) -> None:
     pc.save(pc.wrap(Scaled(-2), "float32"), tmp_path / "m.safetensors")
     loaded = pc.load(Scaled(1), tmp_path / "m.safetensors")
     assert loaded.tensors["logit_scale"] == -2
+
+
+def nested(name: str, parameter: str = "p", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A torch module in which two layers have one path where `name` is `"a/b"`."""
+    model = nn.ModuleDict({name: nn.Linear(2, 2), "a": nn.ModuleDict({"b": nn.Linear(2, 2)})})
+    model.register_parameter(parameter, nn.Parameter(torch.ones(2, dtype=dtype)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nested("a/b"), "Two layers have the path 'a/b'"),
+        (nested("c", "x/y"), "'x/y', which no file can name"),
+        (nested("c", "__metadata__"), "'__metadata__', which no file can name"),
+        (nested("c", dtype=torch.complex128), "complex128"),
+    ],
+    ids=["path", "slash", "metadata", "complex128"],
+)
+def test_what_no_file_can_hold_is_refused(model: nn.Module, said: str, tmp_path: Path) -> None:
+    """What a file would lose, or no reader could find again, is an error that leaves no file."""
+    with pytest.raises(CheckpointError, match=said):
+        pc.save(model, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_complex_tensors_are_exact(tmp_path: Path) -> None:
+    """Complex tensors of 64 bits go through a file."""
+    model = nested("c", dtype=torch.complex64)
+    with torch.no_grad():
+        model.p.copy_(torch.tensor([1 + 2j, 3 - 4j]))
+    pc.save(model, tmp_path / "model")
+    loaded = pc.load(nested("c", dtype=torch.complex64), tmp_path / "model")
+    assert torch.equal(loaded.p, model.p)

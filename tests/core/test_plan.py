@@ -111,6 +111,16 @@ def test_layers_without_a_quantized_form_follow_the_source(
     assert said in made.note
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "int32", "float8_e4m3fn"])
+def test_only_floats_have_codes(dtype: str) -> None:
+    """A weight that is no float of at least 16 bits stays, and the plan says why."""
+    weight = TensorSpec("weight", (4, 8), dtype)
+    made = plan(get("int8_from_float32"), dataclasses.replace(LINEAR, tensors=(weight,)))
+    assert not made.quantized
+    assert made.storage == (weight,)
+    assert dtype in made.note
+
+
 def test_embedding_under_int8() -> None:
     """An embedding's codes have a scale a row, and its input stays integer."""
     made = plan(get("int8_from_float32"), EMBEDDING)

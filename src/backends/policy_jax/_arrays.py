@@ -110,22 +110,30 @@ def quantize_array(
         contracted_axes: The axes of the weight that products sum over.
 
     Raises:
-        ValueError: The policy is not quantized, or the weight holds a NaN or an infinity.
+        ValueError: The policy is not quantized, the weight is no float, or holds a NaN or an
+            infinity, or it has no such axes.
         NoKernelError: The mode has no kernel yet.
     """
     weight = jnp.asarray(weight)
-    contracted = tuple(axis % weight.ndim for axis in contracted_axes)
+    contracted = tuple(
+        sorted({a + weight.ndim if a < 0 else a for a in contracted_axes} & {*range(weight.ndim)})
+    )
+    if not contracted or len(contracted) < len(contracted_axes):
+        raise ValueError(
+            f"Expected different axes of a weight of shape {weight.shape} in contracted_axes. "
+            f"Received: {tuple(contracted_axes)}."
+        )
     axes = Axes(tuple(a for a in range(weight.ndim) if a not in contracted), contracted)
     stored = Stored(weight, axes)
     spec = _sites.layer_spec("", "Array", "linear", {"weight": stored}, None, "")
     made = plan(pc.get(policy), spec)
     if not made.quantized:
-        raise ValueError(f"Expected a quantized policy. Received: {made.policy.name!r}.")
+        reason = f": {made.note}" if made.asked.quantization is not None else ""
+        raise ValueError(f"Expected a quantized policy. Received: {made.asked.name!r}{reason}.")
     site = Site(paths=("",), layer=weight, spec=spec, tensors={"weight": stored})
     wrapping = Wrapping(plan=made, bytes_before=int(weight.nbytes))
     step = Step(site=site, wrapping=wrapping)
-    if not isinstance(weight, jax.core.Tracer):  # inside jit there is no value to look at
-        _sites.validate(step)
+    _sites.validate(step)
     return QuantizedArray(_sites.made(step, made), axes, tuple(weight.shape), wrapping)
 
 
@@ -180,6 +188,8 @@ def dot_general(
             x, w, dimension_numbers, precision, preferred_element_type, **kwargs
         )
     (x_axes, w_axes), batch = dimension_numbers
+    if jnp.ndim(x) == 0:
+        raise ValueError("A product with a quantized weight needs an input of one axis or more.")
     if any(len(axes) for axes in batch):
         raise ValueError(f"A quantized weight has no batch axes. Received: {batch!r}.")
     # Pairs in the weight's own order, which is that of the stored codes.

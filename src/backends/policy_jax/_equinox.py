@@ -22,7 +22,22 @@ def walk(model: eqx.Module) -> list[Site]:
     for path, layer in _flatten(model, ""):
         layers[id(layer)] = layer
         paths.setdefault(id(layer), []).append(path)
-    return [_site(tuple(paths[key]), layer) for key, layer in layers.items()]
+    anew = _computed_anew(model)
+    return [_site(tuple(paths[key]), layer, anew.get(key, "")) for key, layer in layers.items()]
+
+
+def _computed_anew(model: eqx.Module) -> dict[int, str]:
+    """Gives why layers, by identity, can't be quantized whose weights others give them at each call."""
+    kinds = (eqx.nn.WeightNorm, eqx.nn.SpectralNorm, eqx.nn.Shared)
+    nodes = jax.tree.leaves(model, is_leaf=lambda node: isinstance(_plain(node), kinds))
+    return {
+        id(layer): f"eqx.nn.{type(parent).__name__} gives it a weight at each call"
+        for parent in map(_plain, nodes)
+        if isinstance(parent, kinds)
+        for name, value in vars(parent).items()
+        for _, child in _modules_in(name, value)
+        for _, layer in _flatten(child, "")
+    }
 
 
 def apply(model: eqx.Module, steps: Sequence[Step]) -> eqx.Module:
@@ -140,6 +155,8 @@ def _children(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _modules_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, eqx.nn.StateIndex):
+        return  # its arrays are the first values of a state, and no part of the model
     if isinstance(value, eqx.Module):
         # jax.vmap and jit of equinox are modules too, of functions: no layers.
         if not type(value).__module__.startswith("equinox._"):
@@ -170,7 +187,7 @@ def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Array]]:
             yield from _arrays_in(f"{name}.{key}", item)
 
 
-def _site(paths: tuple[str, ...], layer: Any) -> Site:
+def _site(paths: tuple[str, ...], layer: Any, left_out: str) -> Site:
     plain = _plain(layer)
     what = form(plain)
     wrapping = layer.wrapping if isinstance(layer, PolicyLayer) else None
@@ -182,9 +199,8 @@ def _site(paths: tuple[str, ...], layer: Any) -> Site:
     else:
         tensors = {name: _stored(name, array, what) for name, array in _arrays(plain).items()}
     specs = None if wrapping is None else layer.plain
-    spec = _sites.layer_spec(
-        paths[0], type(plain).__name__, what.kind, tensors, specs, what.left_out
-    )
+    reason = what.left_out or left_out
+    spec = _sites.layer_spec(paths[0], type(plain).__name__, what.kind, tensors, specs, reason)
     return Site(paths=paths, layer=layer, spec=spec, tensors=tensors, wrapping=wrapping)
 
 

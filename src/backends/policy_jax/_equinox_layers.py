@@ -46,8 +46,8 @@ def form(layer: Any) -> Form:
         reason = f"{plain.__name__} overrides __call__; it follows the source policy"
         return Form(kind, left_out=reason)
     ndim = layer.num_spatial_dims + 2 if base is eqx.nn.Conv else 2
-    # A quantized layer has no weight of its own.
-    reason = "" if layer.weight is None else stacked(layer.weight.shape, ndim)
+    # A quantized layer has no weight of its own, nor has one inside eqx.nn.Shared.
+    reason = stacked(layer.weight.shape, ndim) if eqx.is_array(layer.weight) else ""
     if reason:
         return Form(kind, left_out=reason)
     if kind == "embedding":
@@ -118,7 +118,7 @@ class PolicyLayer(eqx.Module):
         what = form(self.layer)
         inside = _layers.inside_dtype(plan, what.kind)
         args, kwargs = _layers.cast_nest((args, kwargs), inside)
-        if numpy_dtype(inside).itemsize == 2 and what.arrange is as_they_are:
+        if what.arrange is as_they_are and _narrow(args, inside):
             return _wide_linear(cast_own(self.layer, inside), *args, **kwargs)
         result = cast_own(self.layer, inside)(*args, **kwargs)
         return _layers.cast_nest(result, plan.compute_dtype)
@@ -156,6 +156,11 @@ class PolicyLayer(eqx.Module):
 
     def __repr__(self) -> str:
         return f"PolicyLayer({self.dtype_policy!r}, {self.layer!r})"
+
+
+def _narrow(args: tuple[Any, ...], dtype: str) -> bool:
+    """Says whether the input has a dtype of 16 bits; integers and complex numbers stay theirs."""
+    return numpy_dtype(dtype).itemsize == 2 and bool(args) and args[0].dtype == numpy_dtype(dtype)
 
 
 def _wide_linear(layer: Any, x: Array, *, key: Any = None) -> Array:

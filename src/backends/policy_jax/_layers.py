@@ -73,10 +73,12 @@ def linear(how: Recipe, x: Array, tensors: Tensors) -> tuple[Array, Tensors]:
 
     Raises:
         ValueError: The last axis of `x` has another size than the weight's.
+        TypeError: `x` is complex.
     """
     width = how.shape[1]
     if x.ndim == 0 or x.shape[-1] != width:
         raise ValueError(f"Expected an input of shape (..., {width}). Received shape {x.shape}.")
+    x = _real(x)
     if x.size == 0:
         how = how._replace(training=False)
     call = functools.partial(_jitted_linear, how)
@@ -87,6 +89,16 @@ def linear(how: Recipe, x: Array, tensors: Tensors) -> tuple[Array, Tensors]:
         state = {n: typed_sharding(mesh, t) for n, t in tensors.items() if is_state(n, tensors)}
         call = jax.sharding.auto_axes(call, out_sharding=(rows_sharding(mesh, x, weight), state))
     return call(x, tensors)
+
+
+def _real(x: Array) -> Array:
+    """Gives integers, booleans and floats of 8 bits by their values, floats as they are."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"Expected real inputs: codes have no imaginary part. Received dtype {x.dtype}."
+        )
+    floats = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 1
+    return x if floats else x.astype(jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -159,7 +171,17 @@ def _backward(how: Recipe, residuals: Any, cotangents: Any) -> tuple[Array, dict
     return dx.astype(numpy_dtype(how.compute_dtype)), {name: result.get(name) for name in names}
 
 
-_linear.defvjp(_forward, _backward)
+def _kept_for_backward(how: Recipe, x: Array, tensors: Tensors) -> tuple[Any, Any]:
+    if how.trainable:
+        return _forward(how, x, tensors)
+    # By `_linear` itself, so that a second derivative meets this rule again, and no kernel.
+    scale = tensors["weight_scale"].reshape(() if how.delayed else (-1,))
+    state = _role(tensors, "output_grad")
+    residuals = (None, tensors["weight"], scale, state, dict.fromkeys(tensors))
+    return _linear(how, x, tensors), residuals
+
+
+_linear.defvjp(_kept_for_backward, _backward)
 
 
 def _gradient(

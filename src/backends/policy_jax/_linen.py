@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax.core import FrozenDict, unfreeze
+from flax.core.meta import AxisMetadata
 
 from policy_core._backend import Site, Step
 from policy_core._forms import OUT_IN, Axes
@@ -30,6 +31,12 @@ def walk(pair: tuple[Any, Any]) -> list[Site]:
     module, variables = pair
     if isinstance(variables, FrozenDict):
         variables = unfreeze(variables)
+    boxed = _boxed(variables, "")
+    if boxed:
+        raise TypeError(
+            f"The variable {boxed!r} is in a box of metadata. Take it out first: pc.wrap((module, "
+            "flax.linen.unbox(variables)), policy)."
+        )
     layers = module.table if isinstance(module, PolicyLinen) else {}
     paths: dict[int, list[str]] = {}
     nodes: dict[int, dict[str, Any]] = {}
@@ -37,6 +44,15 @@ def walk(pair: tuple[Any, Any]) -> list[Site]:
         paths.setdefault(id(node), []).append(path)
         nodes[id(node)] = node
     return [_site(variables, tuple(paths[key]), node, layers) for key, node in nodes.items()]
+
+
+def _boxed(node: Any, path: str) -> str:
+    """Gives the path of a variable that is in a box, as `nn.with_partitioning` makes them; or `""`."""
+    if isinstance(node, AxisMetadata):
+        return path
+    items = node.items() if hasattr(node, "items") else ()
+    found = (_boxed(value, f"{path}/{key}" if path else str(key)) for key, value in items)
+    return next(filter(None, found), "")
 
 
 def apply(pair: tuple[Any, Any], steps: Sequence[Step]) -> tuple[Any, Any]:
@@ -127,9 +143,16 @@ def _arrays(node: Any) -> dict[str, Any]:
 def _site(variables: Any, paths: tuple[str, ...], node: Any, layers: dict[str, LinenLayer]) -> Site:
     path = paths[0]
     layer = layers.get(path)
-    parent = _at(variables["params"], path.rpartition("/")[0]) if path else {}
+    above, _, last = path.rpartition("/")
+    parent = _at(variables["params"], above) if path else {}
     own = _arrays(node)
-    what = form(path.rpartition("/")[2], own, parent) if layer is None else layer.form
+    what = form(last, own, parent) if layer is None else layer.form
+    # Norms of weights, siblings of their layer, name what they keep by the layer's parameters.
+    norms = [*parent.values(), *_at(variables.get("batch_stats", {}), above).values()]
+    if what.kind == "linear" and any(
+        str(key).startswith(f"{last}/") for norm in norms if hasattr(norm, "items") for key in norm
+    ):
+        what = Form("linear", left_out="a norm of weights computes its kernel anew at each call")
     statistics = _arrays(_at(variables.get("batch_stats", {}), path))
     tensors: dict[str, Stored] = {}
     plan = None if layer is None else layer.wrapping.plan

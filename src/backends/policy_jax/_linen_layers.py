@@ -79,6 +79,13 @@ class PolicyLinen:
             "pc.wrap((module, variables), policy)."
         )
 
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises: a bound module would compute without the policies."""
+        raise TypeError(
+            "A bound module does not follow policies. Call apply(variables, …), with method=… for "
+            "another method; pc.unwrap gives the plain module back."
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name in ("module", "table") or name.startswith("__"):
             raise AttributeError(name)
@@ -119,6 +126,9 @@ class PolicyLinen:
         if name == "setup":
             # An Embed asks for its table there, and a quantized one has none.
             return None if plan.quantized else next_function(*args, **kwargs)
+        if plan.quantized and name not in ("__call__", "attend"):
+            # A step on the way to one of these, as lifted transforms take it.
+            return next_function(*args, **kwargs)
         args, kwargs = _layers.cast_nest((args, kwargs), plan.compute_dtype)
         if not plan.quantized:
             inside = _layers.inside_dtype(plan, layer.form.kind)
@@ -159,7 +169,9 @@ def _computing_in(module: nn.Module, dtype: str) -> Iterator[None]:
 
 
 def _wide_dot_general(*args: Any, **kwargs: Any) -> Array:
-    return jax.lax.dot_general(*args, **{**kwargs, "preferred_element_type": jnp.float32})
+    if not any(jnp.iscomplexobj(operand) for operand in args[:2]):
+        kwargs = {**kwargs, "preferred_element_type": jnp.float32}
+    return jax.lax.dot_general(*args, **kwargs)
 
 
 def actual_form(module: nn.Module) -> Form:
@@ -206,7 +218,7 @@ def _tuple(value: Any) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> Array:
+def _linear(module: nn.Module, what: Form, plan: Plan, inputs: Array, *rest: Any) -> Array:
     if any(value is not None for value in rest):
         raise TypeError(f"A quantized {type(module).__name__} takes its input alone.")
     training = plan.trainable and plan.delayed and module.is_mutable_collection(FLOAT8)
@@ -221,7 +233,7 @@ def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> 
         else:
             of_codes = spec.name in ("weight", "weight_scale") and not plan.trainable
             tensors[spec.name] = module.get_variable(QUANTIZED if of_codes else FLOAT8, spec.name)
-    rows, finish = what.arrange(x)  # type: ignore[misc]  # a linear layer has an arrangement
+    rows, finish = what.arrange(inputs)  # type: ignore[misc]  # a linear layer has an arrangement
     y, state = _layers.linear(_layers.recipe(plan, training), rows, tensors)
     if training and rows.size:
         for name, value in state.items():
@@ -229,7 +241,8 @@ def _linear(module: nn.Module, what: Form, plan: Plan, x: Array, *rest: Any) -> 
     return finish(y)
 
 
-def _embedding(module: nn.Embed, method: str, plan: Plan, x: Array) -> Array:
+def _embedding(module: nn.Embed, method: str, plan: Plan, *args: Array, **kwargs: Array) -> Array:
+    (x,) = (*args, *kwargs.values())
     codes: Array = module.get_variable(QUANTIZED, "weight")
     scale: Array = module.get_variable(QUANTIZED, "weight_scale")
     if method == "attend":

@@ -31,7 +31,18 @@ def walk(model: nnx.Module) -> list[Site]:
     for path, layer in _flatten(model, ""):
         layers[id(layer)] = layer
         paths.setdefault(id(layer), []).append(path)
-    return [_site(tuple(paths[key]), layer) for key, layer in layers.items()]
+    anew = _computed_anew(model)
+    return [_site(tuple(paths[key]), layer, anew.get(key, "")) for key, layer in layers.items()]
+
+
+def _computed_anew(model: nnx.Module) -> dict[int, str]:
+    """Gives why layers, by identity, can't be quantized whose weights others compute at each call."""
+    return {
+        id(layer): f"nnx.{type(norm).__name__} computes its weight anew at each call"
+        for _, norm in nnx.iter_modules(model)
+        if isinstance(norm, (nnx.WeightNorm, nnx.SpectralNorm))
+        for _, layer in nnx.iter_modules(norm.layer_instance)
+    }
 
 
 def apply(model: nnx.Module, steps: Sequence[Step]) -> nnx.Module:
@@ -113,7 +124,7 @@ def _variables_in(name: str, value: Any) -> Iterator[tuple[str, nnx.Variable]]:
             yield from _variables_in(f"{name}.{key}", item)
 
 
-def _site(paths: tuple[str, ...], layer: Any) -> Site:
+def _site(paths: tuple[str, ...], layer: Any, left_out: str) -> Site:
     plain = plain_class(layer)
     wrapping = layer._policy_wrapping if isinstance(layer, PolicyModule) else None
     what = form(layer, plain)
@@ -138,7 +149,7 @@ def _site(paths: tuple[str, ...], layer: Any) -> Site:
         what.kind,
         tensors,
         None if wrapping is None else layer._policy_plain[0],
-        what.left_out,
+        what.left_out or left_out,
     )
     return Site(paths=paths, layer=layer, spec=spec, tensors=tensors, wrapping=wrapping)
 

@@ -145,7 +145,7 @@ def quantized_tensors(layer: Any) -> dict[str, Stored]:
     return tensors
 
 
-def _linear(layer: Any, arrange: Any, x: Array, *rest: Any, **kwargs: Any) -> Array:
+def _linear(layer: Any, arrange: Any, inputs: Array, *rest: Any, **kwargs: Any) -> Array:
     out_sharding = kwargs.pop("out_sharding", rest[-1] if rest else None)
     if kwargs or any(value is not None for value in rest):
         raise TypeError(
@@ -155,7 +155,7 @@ def _linear(layer: Any, arrange: Any, x: Array, *rest: Any, **kwargs: Any) -> Ar
     plan = layer._policy_wrapping.plan
     training = plan.delayed and plan.trainable and not layer.use_running_average
     how = _layers.recipe(plan, training)
-    rows, finish = arrange(x)
+    rows, finish = arrange(inputs)
     tensors = quantized_tensors(layer)
     y, state = _layers.linear(how, rows, {name: _operand(t) for name, t in tensors.items()})
     if training and rows.size:
@@ -169,12 +169,12 @@ def _operand(tensor: Stored) -> Array:
     return tensor.read() if tensor.codes is None else tensor.array
 
 
-def _embedding(layer: Any, ids: Array, out_sharding: Any = None) -> Array:
-    if not jax.numpy.issubdtype(ids.dtype, jax.numpy.integer):
-        raise ValueError(f"Expected integer ids. Received dtype {ids.dtype}.")
+def _embedding(layer: Any, inputs: Array, out_sharding: Any = None) -> Array:
+    if not jax.numpy.issubdtype(inputs.dtype, jax.numpy.integer):
+        raise ValueError(f"Expected integer ids. Received dtype {inputs.dtype}.")
     plan = layer._policy_wrapping.plan
     codes, scale = layer.weight[...], layer.weight_scale[...]
-    y = _layers.embedding(codes, scale, ids, plan.compute_dtype)
+    y = _layers.embedding(codes, scale, inputs, plan.compute_dtype)
     return _placed(y, out_sharding)
 
 
@@ -188,7 +188,8 @@ def _float_call(layer: Any, method: str, args: Any, kwargs: Any) -> Any:
     plan = layer._policy_wrapping.plan
     plain = layer._policy_class
     inside = _layers.inside_dtype(plan, form(layer, plain).kind)
-    view, given = _cast_view(layer, plain, inside)
+    is_complex = any(jax.numpy.iscomplexobj(leaf) for leaf in jax.tree.leaves((args, kwargs)))
+    view, given = _cast_view(layer, plain, inside, is_complex)
     # Inputs arrive in the compute dtype first: a norm sees what the layers around it see.
     args, kwargs = _layers.cast_nest((args, kwargs), plan.compute_dtype)
     args, kwargs = _layers.cast_nest((args, kwargs), inside)
@@ -199,13 +200,14 @@ def _float_call(layer: Any, method: str, args: Any, kwargs: Any) -> Any:
     return _layers.cast_nest(result, plan.compute_dtype)
 
 
-def _cast_view(layer: Any, plain: type, dtype: str) -> tuple[Any, dict[str, Any]]:
+def _cast_view(layer: Any, plain: type, dtype: str, is_complex: bool) -> tuple[Any, dict[str, Any]]:
     """Gives a plain layer with cast copies of the parameters, and all else of the given layer."""
     view: Any = object.__new__(plain)
     given = {k: _cast(v, dtype) for k, v in vars(layer).items() if not k.startswith("_policy_")}
     if given.get("dtype") is not None:
         given["dtype"] = numpy_dtype(dtype)
-    if given.get("preferred_element_type", dtype) is None and numpy_dtype(dtype).itemsize == 2:
+    narrow = numpy_dtype(dtype).itemsize == 2 and not is_complex
+    if given.get("preferred_element_type", dtype) is None and narrow:
         # 16-bit products are summed in float32 and rounded once; XLA's CPU is six times faster so.
         given["preferred_element_type"] = jax.numpy.float32
     vars(view).update(given)

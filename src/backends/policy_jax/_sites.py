@@ -154,6 +154,8 @@ def validate(step: Step) -> None:
         if not codes and same:
             continue
         array = _float(step, spec.name)
+        if isinstance(array, jax.core.Tracer):
+            continue  # inside jit there is no value to look at
         # Where numpy can look, nothing need be compiled to look.
         ops = np if on_cpu(array) else jnp
         array = as_numpy(array) if ops is np else array

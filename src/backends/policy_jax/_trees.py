@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import policy_core as pc
 from policy_core._backend import Site, Step
@@ -13,6 +14,7 @@ from policy_core._plan import LayerKind
 
 from . import _sites
 from ._arrays import QuantizedArray
+from ._casting import from_numpy
 from ._ops import SHAPES
 from ._sites import Stored
 
@@ -21,11 +23,12 @@ class Parameters:
     """A pytree of parameters as a model that `pc.wrap`, `pc.report` and `pc.save` take.
 
     Attributes:
-        tree: The pytree; each of its arrays is a layer, by its place.
+        tree: The pytree; each of its arrays is a layer, by its place. numpy's become JAX's; PRNG
+            keys, and what is no array, are parts that nothing changes.
     """
 
     def __init__(self, tree: Any) -> None:
-        self.tree = tree
+        self.tree = jax.tree.map(_as_jax, tree, is_leaf=_is_leaf)
 
 
 def quantize(params: Any, rules: Any, **options: Any) -> Any:
@@ -50,6 +53,17 @@ def quantize(params: Any, rules: Any, **options: Any) -> Any:
     return pc.wrap(Parameters(params), rules, **options).tree
 
 
+def _as_jax(leaf: Any) -> Any:
+    numbers = isinstance(leaf, np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.number)
+    return from_numpy(leaf) if numbers else leaf
+
+
+def _is_parameter(leaf: Any) -> bool:
+    if isinstance(leaf, QuantizedArray):
+        return True
+    return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
 def _is_leaf(node: Any) -> bool:
     return isinstance(node, QuantizedArray)
 
@@ -65,7 +79,7 @@ def walk(model: Parameters) -> list[Site]:
     paths: dict[int, list[str]] = {}
     leaves: dict[int, Any] = {}
     for path, leaf in _flatten(model.tree)[0]:
-        if isinstance(leaf, (jax.Array, QuantizedArray)):
+        if _is_parameter(leaf):
             leaves[id(leaf)] = leaf
             paths.setdefault(id(leaf), []).append(path)
     return [_site(tuple(paths[key]), leaf) for key, leaf in leaves.items()]

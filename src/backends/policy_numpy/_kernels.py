@@ -231,7 +231,11 @@ def reference_rows(codes: Array, scale: Array, ids: Array, dtype: str) -> Array:
 
 
 def check_last_axis(x: Any, expected: int) -> None:
-    """Raises ValueError unless the last axis of `x` has the expected size."""
+    """Raises ValueError unless the last axis of `x` has the expected size, TypeError if it is complex."""
+    if np.iscomplexobj(x):
+        raise TypeError(
+            f"Expected real inputs: codes have no imaginary part. Received dtype {x.dtype}."
+        )
     if np.ndim(x) == 0 or x.shape[-1] != expected:
         raise ValueError(
             f"Expected an input of shape (..., {expected}). Received shape {np.shape(x)}."

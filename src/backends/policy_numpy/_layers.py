@@ -122,7 +122,7 @@ def linear(
 
 def _as_kernel_float(x: Any) -> Any:
     """Gives a float array as it is if the kernels read its dtype, else in float32; None stays."""
-    if x is None or x.dtype.name in _kernels.KERNEL_FLOATS:
+    if x is None or (x.dtype.name in _kernels.KERNEL_FLOATS and x.dtype.isnative):
         return x
     return x.astype(np.float32)
 

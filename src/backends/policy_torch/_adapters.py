@@ -101,11 +101,13 @@ def _is_hugging_face_conv1d(cls: type) -> bool:
     return cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.")
 
 
-def _conv(layer: Any, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+def _conv(layer: Any, linear: Linear, input: torch.Tensor) -> torch.Tensor:
     """Gives a convolution as a product of patches, each a row with a scale of its own."""
     spatial = len(layer.kernel_size)
-    batched = x.dim() == spatial + 2
-    x = x if batched else x.unsqueeze(0)
+    batched = input.dim() == spatial + 2
+    x = input if batched else input.unsqueeze(0)
+    if not (x.is_complex() or (x.is_floating_point() and x.element_size() > 1)):
+        x = x.float()  # torch has no patches of integers
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
     sizes = list(zip(x.shape[2:], layer.kernel_size, layer.dilation, layer.stride, strict=True))
@@ -141,4 +143,6 @@ _REGISTERED: dict[type[nn.Module], LayerAdapter] = {
     nn.LayerNorm: LayerAdapter(kind="norm"),
     nn.GroupNorm: LayerAdapter(kind="norm"),
     nn.LocalResponseNorm: LayerAdapter(kind="norm"),
+    # Their class weights are buffers, which are read in float32.
+    nn.modules.loss._Loss: LayerAdapter(kind="norm"),
 }

@@ -1,5 +1,6 @@
 """The products of quantized layers with their gradients, straight through all rounding."""
 
+import math
 from typing import Any
 
 import torch
@@ -136,7 +137,8 @@ class _PackedLinear(torch.autograd.Function):
             weight = dequantize(_kernels.unpack(packed, *ctx.codes), scale.reshape(-1, 1))
             dx = (dy.float() @ weight).to(ctx.x_dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[4]:
-            dbias = dy.float().reshape(-1, dy.shape[-1]).sum(0).to(ctx.bias_dtype)
+            rows = dy.float().reshape(math.prod(dy.shape[:-1]), dy.shape[-1])
+            dbias = rows.sum(0).to(ctx.bias_dtype)
         return dx, None, None, None, dbias, None, None, None, None
 
 
@@ -239,7 +241,30 @@ class _Float8Linear(torch.autograd.Function):
                 dx = _product(g, g_scale, codes.T, scale, dtype).to(x_dtype)
             if ctx.needs_input_grad[1]:
                 dweight = _product(g.T, g_scale, x_codes.T, x_scale, dtype).to(weight_dtype)
+        if torch.is_grad_enabled() and dy.requires_grad and not torch.compiler.is_compiling():
+            dx, dweight = (t if t is None else _Once.apply(t, dy) for t in (dx, dweight))
         return dx, dweight, dbias, None, None, None, None, None, None
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that has none itself: torch would take the codes that made it for constants."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        raise RuntimeError(
+            "A float8 layer that trains has first derivatives only. For second ones give it a float "
+            "policy, or pc.freeze it."
+        )
 
 
 def _product(

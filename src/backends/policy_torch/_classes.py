@@ -80,10 +80,13 @@ class Wrapped:
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        self._accept_float_checkpoint(state_dict, prefix)
+        *_, error_msgs = args
+        self._accept_float_checkpoint(state_dict, prefix, error_msgs)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
-    def _accept_float_checkpoint(self, state_dict: dict[str, Any], prefix: str) -> None:
+    def _accept_float_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, error_msgs: list[str]
+    ) -> None:
         """Gives a float checkpoint of the plain layer the entries that it cannot have."""
         plan = self.policy_plan
         if not plan.quantized or f"{prefix}{CODES}" in state_dict:
@@ -97,6 +100,11 @@ class Wrapped:
             del state_dict[f"{prefix}weight"]
             portable = weight.t() if self._policy_adapter.transposed else weight
             codes, scale = quantize(portable.detach(), plan.weight_codes, plan.scale_axes)
+            if not torch.isfinite(scale).all():
+                error_msgs.append(
+                    f"{prefix}weight in the checkpoint holds a NaN or an infinity, which has no code."
+                )
+                codes, scale = self.weight_codes, self.weight_scale  # type: ignore[attr-defined]
             state_dict[f"{prefix}{CODES}"], state_dict[f"{prefix}{SCALE}"] = codes, scale
         for name in own:
             if name.endswith(STATE_SUFFIXES):
@@ -115,6 +123,13 @@ class KeepsCodes(Wrapped):
         dtype = self.policy_plan.variable_dtype
         weight = dequantize(self.weight_codes, self.weight_scale, dtype)
         return weight.t() if self._policy_adapter.transposed else weight
+
+    def reset_parameters(self) -> None:
+        """Raises: there is no float weight to give new values."""
+        raise RuntimeError(
+            f"A layer under {self.dtype_policy.name!r} keeps only codes of its weight. Reset it before "
+            "pc.wrap, or after pc.unwrap."
+        )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         before = self._buffers[SCALE].device  # type: ignore[attr-defined]
@@ -166,8 +181,27 @@ def parts_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     if isinstance(module, nn.MultiheadAttention):
         called = getattr(module, "_policy_calls_projections", False)
         return [] if called else [("out_proj.", module.out_proj)]
-    lists = (nn.ParameterList, nn.ParameterDict)
-    return [(f"{n}.", child) for n, child in module._modules.items() if isinstance(child, lists)]
+    return [] if _is_container(module) else _parameter_lists(module, "")
+
+
+_LISTS = (nn.ParameterList, nn.ParameterDict)
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Says whether a module holds others for its parent, and is never called."""
+    kinds = (*_LISTS, nn.ModuleList, nn.ModuleDict)
+    return isinstance(module, kinds) and base_class(module).forward is nn.Module.forward
+
+
+def _parameter_lists(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
+    """Gives the lists and dicts of parameters in a module, also those in containers in it."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in module._modules.items():
+        if isinstance(child, _LISTS):
+            found.append((f"{prefix}{name}.", child))
+        if child is not None and _is_container(child):
+            found += _parameter_lists(child, f"{prefix}{name}.")
+    return found
 
 
 def base_class(module: nn.Module) -> type[nn.Module]:

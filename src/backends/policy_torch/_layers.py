@@ -114,6 +114,23 @@ class FloatEmbedding(Wrapped):
         return cast_tensor(base.forward(input), compute_dtype(self))
 
 
+class FloatEmbeddingBag(Wrapped):
+    """`nn.EmbeddingBag` under a float policy: bags are cast, not the table, which it may rescale."""
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        base: Any = super()
+        if per_sample_weights is not None:
+            # torch demands the table's dtype.
+            per_sample_weights = cast_tensor(per_sample_weights, self.weight.dtype)  # type: ignore[attr-defined]
+        bags = base.forward(input, offsets, per_sample_weights)
+        return cast_tensor(bags, compute_dtype(self))
+
+
 class CodesEmbedding(KeepsCodes):
     """`nn.Embedding` that keeps only codes."""
 
@@ -163,7 +180,7 @@ class CodesLinear(_QuantizedLinear, KeepsCodes):
         codes, scale = self.weight_codes, self.weight_scale
         if codes.ndim > 2:
             codes = codes.flatten(1)
-        rows = as_rows(cast_tensor(input, TORCH_DTYPES[plan.compute_dtype]), codes.shape[1])
+        rows = as_rows(as_numbers(input, TORCH_DTYPES[plan.compute_dtype]), codes.shape[1])
         x_scale = None
         if plan.delayed and plan.input_codes is not None:
             x_scale = inference_scale_of(self, "input", rows, plan.input_codes)  # type: ignore[arg-type]
@@ -186,7 +203,7 @@ class TrainableLinear(_QuantizedLinear, Wrapped):
         weight = self.weight.t() if self._policy_adapter.transposed else self.weight
         if weight.ndim > 2:
             weight = weight.flatten(1)
-        rows = as_rows(cast_tensor(input, TORCH_DTYPES[plan.compute_dtype]), weight.shape[1])
+        rows = as_rows(as_numbers(input, TORCH_DTYPES[plan.compute_dtype]), weight.shape[1])
         x_scale = weight_scale = state = None
         moving = is_training_call(self, rows.shape[0])  # type: ignore[arg-type]
         group = self._policy_group
@@ -203,6 +220,7 @@ class TrainableLinear(_QuantizedLinear, Wrapped):
 _FLOAT: dict[Any, type[Wrapped]] = {
     nn.Linear.forward: FloatLinear,
     nn.Embedding.forward: FloatEmbedding,
+    nn.EmbeddingBag.forward: FloatEmbeddingBag,
     nn.Conv1d.forward: FloatConv,
     nn.Conv2d.forward: FloatConv,
     nn.Conv3d.forward: FloatConv,
@@ -215,6 +233,20 @@ def as_rows(x: torch.Tensor, columns: int) -> torch.Tensor:
     if x.ndim == 2:
         return x
     return x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+
+
+def as_numbers(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Gives floats in a dtype; integers and float8 as they are, which products take by their values.
+
+    Raises:
+        TypeError: The input is complex.
+    """
+    x = cast_tensor(x, dtype)
+    if x.dtype.is_complex:
+        raise TypeError(
+            f"Expected real inputs: codes have no imaginary part. Received dtype {x.dtype}."
+        )
+    return x.float() if x.dtype == torch.bool else x
 
 
 def check_columns(x: torch.Tensor, columns: int) -> None:

@@ -61,7 +61,7 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
     n, k = codes.shape
     size = ctypes.c_int64()
     check(library().pk_packed_bytes(n, k, ctypes.addressof(size)))
-    packed = torch.empty(size.value, dtype=torch.uint8)
+    packed = torch.empty(size.value, dtype=torch.uint8, device="cpu")
     kind = _CODES[codes.dtype]
     check(library().pk_pack(kind, n, k, codes.data_ptr(), max(k, 1), packed.data_ptr()))
     return packed
@@ -69,7 +69,7 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, n: int, k: int, dtype: torch.dtype) -> torch.Tensor:
     """Gives the codes of shape (n, k) that were packed."""
-    codes = torch.empty((n, k), dtype=dtype)
+    codes = torch.empty((n, k), dtype=dtype, device="cpu")
     packed = _aligned(packed)
     kind = _CODES[dtype]
     check(library().pk_unpack(kind, n, k, packed.data_ptr(), codes.data_ptr(), max(k, 1)))
@@ -107,7 +107,7 @@ def linear(
     bias = None if bias is None else _kernel_float(bias).contiguous()
     m, k = x.shape
     inside = dtype if dtype in _FLOATS else torch.float32
-    y = torch.empty((m, n), dtype=inside)
+    y = torch.empty((m, n), dtype=inside, device="cpu")
     head = (None, m, n, k)
     rows = (x.data_ptr(), max(x.stride(0), k, 1) if m > 1 else max(k, 1))
     weight, scales = packed.data_ptr(), scale.data_ptr()
@@ -149,7 +149,7 @@ def packed_rows(
     """Gives `codes[ids] * scale[ids]`, rounded once, for a packed table of shape (n, k)."""
     ids, packed, scale = ids.long().contiguous(), _aligned(packed), scale.contiguous()
     inside = dtype if dtype in _FLOATS else torch.float32
-    y = torch.empty((*ids.shape, k), dtype=inside)
+    y = torch.empty((*ids.shape, k), dtype=inside, device="cpu")
     head = (None, ids.numel(), ids.data_ptr(), _CODES[codes_dtype], n, k)
     stride = int(scale.numel() == n)
     tail = (packed.data_ptr(), scale.data_ptr(), stride, _FLOATS[inside], y.data_ptr(), max(k, 1))
@@ -160,7 +160,7 @@ def packed_rows(
 def encode_f8(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Gives the float8 codes of a tensor under one scale."""
     x = x.detach().float().contiguous()
-    codes = torch.empty(x.shape, dtype=dtype)
+    codes = torch.empty(x.shape, dtype=dtype, device="cpu")
     size, kind = x.numel(), _CODES[dtype]
     check(library().pk_encode_f8(kind, size, x.data_ptr(), scale.item(), codes.data_ptr()))
     return codes
@@ -170,8 +170,8 @@ def quantize_rows_f8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gives the float8_e4m3fn codes of rows, and their scales, float32 of shape (m,)."""
     x = x.detach().float().contiguous()
     m, k = math.prod(x.shape[:-1]), x.shape[-1]
-    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn)
-    scale = torch.empty(m)
+    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device="cpu")
+    scale = torch.empty(m, dtype=torch.float32, device="cpu")
     kind, stride = _CODES[codes.dtype], max(k, 1)
     pointers = codes.data_ptr(), stride, scale.data_ptr()
     check(library().pk_quantize_rows_f8(kind, m, k, x.data_ptr(), stride, *pointers))

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from ._autograd import packed_linear
-from ._casting import cast_tensor
 from ._classes import CODES, PACKED, SCALE, KeepsCodes, compute_dtype, wrapped_class
 from ._float8 import inference_scale_of
 from ._kernels import packed_rows, unpack
-from ._layers import CodesEmbedding, CodesLinear, check_columns
+from ._layers import CodesEmbedding, CodesLinear, as_numbers, check_columns
 from ._native import outruns_torch, pack
 from ._ops import TORCH_DTYPES
 
@@ -84,7 +83,7 @@ class Packed(KeepsCodes):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        self._accept_float_checkpoint(state_dict, prefix)
+        self._accept_float_checkpoint(state_dict, prefix, error_msgs)
         key = prefix + CODES
         codes = state_dict.pop(key, None)
         own = self.packed_codes
@@ -126,7 +125,7 @@ class PackedLinear(Packed, CodesLinear):
         plan = self._policy_wrapping.plan
         n, *sizes = self._policy_shape
         k = sizes[0] if len(sizes) == 1 else math.prod(sizes)
-        x = cast_tensor(input, TORCH_DTYPES[plan.compute_dtype])
+        x = as_numbers(input, TORCH_DTYPES[plan.compute_dtype])
         check_columns(x, k)
         x_scale = None
         if plan.delayed and plan.input_codes is not None:

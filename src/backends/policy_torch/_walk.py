@@ -34,7 +34,7 @@ def walk(model: Any) -> list[Site]:
     paths: dict[int, list[str]] = {}
     layers: dict[int, nn.Module] = {}
     projections: dict[int, nn.Module] = {}
-    for path, layer in _layers(model, "", projections):
+    for path, layer in _layers(model, "", projections, frozenset()):
         layers[id(layer)] = layer
         paths.setdefault(id(layer), []).append(path)
     inside = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
@@ -42,8 +42,9 @@ def walk(model: Any) -> list[Site]:
 
 
 def _layers(
-    module: nn.Module, path: str, projections: dict[int, nn.Module]
+    module: nn.Module, path: str, projections: dict[int, nn.Module], taken: frozenset[int]
 ) -> list[tuple[str, nn.Module]]:
+    """Gives the layers in a module with their paths, without the parts of another that are taken."""
     found: list[tuple[str, nn.Module]] = []
     if parametrize.is_parametrized(module):
         return [(path, module)]
@@ -61,9 +62,10 @@ def _layers(
     own = [p for part in (module, *read) for p in part._parameters.values() if p is not None]
     if not children or own:
         found.append((path, module))
-    children = [(name, child) for name, child in children if not any(child is r for r in read)]
+    taken |= {id(part) for part in read}
     for name, child in children:
-        found += _layers(child, _join(path, name), projections)
+        if id(child) not in taken:
+            found += _layers(child, _join(path, name), projections, taken)
     return found
 
 
@@ -168,15 +170,12 @@ def reason_to_refuse(layer: nn.Module) -> str:
             f"{kind} has parametrizations of {sorted(layer.parametrizations)}. "  # type: ignore[arg-type]
             "Make them permanent with torch.nn.utils.parametrize.remove_parametrizations first."
         )
-    names = {name.rpartition("_")[0] for name in (*layer._parameters, *layer._buffers)}
-    adapter = adapter_for(base_class(layer))
-    if adapter.kind in ("linear", "embedding") and not isinstance(layer, KeepsCodes):
-        extra = [n for n in ("weight", "bias") if n in names and n not in layer._parameters]
-        if extra or "weight" not in layer._parameters:
-            return (
-                f"{kind} computes {extra or ['weight']} anew at each call (pruning, weight norm or "
-                f"spectral norm). Make it permanent first, with prune.remove or its like."
-            )
+    anew = _computed_anew(layer)
+    if anew:
+        return (
+            f"{kind} computes {anew} anew at each call (pruning, weight norm or spectral norm). Make "
+            "it permanent first, with prune.remove or its like."
+        )
     tensors = [*layer._parameters.values(), *layer._buffers.values()]
     if any(tensor is not None and tensor.is_meta for tensor in tensors):
         return f"{kind} is on the meta device and has no values. Load or initialize it first."
@@ -186,3 +185,15 @@ def reason_to_refuse(layer: nn.Module) -> str:
         odd = sorted({type(t).__name__ for t in layer._parameters.values() if t is not None})
         return f"{kind} has parameters of {odd}; expected torch.nn.Parameter."
     return ""
+
+
+def _computed_anew(layer: nn.Module) -> list[str]:
+    """Gives the tensors that hooks of torch's compute before each call, from parameters of theirs."""
+    if isinstance(layer, KeepsCodes):
+        return []
+    # Under such names pruning, spectral norm and weight norm keep what they compute from.
+    sources = [n for n in (*layer._parameters, *layer._buffers) if n.endswith(("_orig", "_v"))]
+    names = {name.rpartition("_")[0] for name in sources}
+    found = sorted(name for name in names if isinstance(vars(layer).get(name), torch.Tensor))
+    multiplies = adapter_for(base_class(layer)).kind in ("linear", "embedding")
+    return found or (["weight"] if multiplies and "weight" not in layer._parameters else [])
