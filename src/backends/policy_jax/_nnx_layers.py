@@ -188,7 +188,11 @@ def _float_call(layer: Any, method: str, args: Any, kwargs: Any) -> Any:
     plan = layer._policy_wrapping.plan
     plain = layer._policy_class
     inside = _layers.inside_dtype(plan, form(layer, plain).kind)
-    is_complex = any(jax.numpy.iscomplexobj(leaf) for leaf in jax.tree.leaves((args, kwargs)))
+    # Among the arguments may be what is no array, such as a sharding.
+    dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves((args, kwargs))]
+    is_complex = any(
+        d is not None and jax.numpy.issubdtype(d, jax.numpy.complexfloating) for d in dtypes
+    )
     view, given = _cast_view(layer, plain, inside, is_complex)
     # Inputs arrive in the compute dtype first: a norm sees what the layers around it see.
     args, kwargs = _layers.cast_nest((args, kwargs), plan.compute_dtype)
