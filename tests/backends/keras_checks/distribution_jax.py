@@ -12,8 +12,8 @@ from keras import distribution
 
 import policy_core as pc
 import policy_jax
-import policy_keras
-from policy_core.testing import same_bits
+
+from .distribution_states import same_states, state_of
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((16, 64)).astype(np.float32)
@@ -68,17 +68,6 @@ def trained(policy):
 
 def predict(model):
     return model.predict(X, batch_size=16, verbose=0)
-
-
-def state_of(model):
-    read = policy_keras.backend.to_numpy
-    sites = policy_keras.backend.walk(model)
-    return {f"{s.path}/{n}": np.array(read(t)) for s in sites for n, t in s.tensors.items()}
-
-
-def same_states(model, other):
-    ours, theirs = state_of(model), state_of(other)
-    return ours.keys() == theirs.keys() and all(same_bits(ours[n], theirs[n]) for n in ours)
 
 
 def layouts_of(model):

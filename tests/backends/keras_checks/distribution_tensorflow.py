@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 import policy_core as pc
-import policy_keras
 from policy_core.testing import same_bits
+
+from .distribution_states import same_states, state_of
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((16, 8)).astype(np.float32)
@@ -60,17 +61,6 @@ def fit(model, y=Y, epochs=3):
 
 def predict(model, x=X):
     return model.predict(x, batch_size=16, verbose=0)
-
-
-def state_of(model):
-    read = policy_keras.backend.to_numpy
-    sites = policy_keras.backend.walk(model)
-    return {f"{s.path}/{n}": np.array(read(t)) for s in sites for n, t in s.tensors.items()}
-
-
-def same_states(model, other):
-    ours, theirs = state_of(model), state_of(other)
-    return ours.keys() == theirs.keys() and all(same_bits(ours[n], theirs[n]) for n in ours)
 
 
 def replicas_agree(model):

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import torch
 import torch.distributed as dist
+from distribution_states import state_of
 from torch.nn.parallel import DistributedDataParallel
 
 import policy_core as pc
-import policy_keras
 import policy_torch
 
 POLICIES = [
@@ -26,12 +26,6 @@ def mlp():
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(16, activation="gelu"), keras.layers.Dense(4)]
     return keras.Sequential([keras.Input((8,)), *layers])
-
-
-def state_of(model):
-    read = policy_keras.backend.to_numpy
-    sites = policy_keras.backend.walk(model)
-    return {f"{s.path}/{n}": np.array(read(t)) for s in sites for n, t in s.tensors.items()}
 
 
 def train(model, call, x):
